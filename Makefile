@@ -73,6 +73,7 @@ bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	@$(BIN)/python benchmarks/batched.py
 	@$(BIN)/python benchmarks/operate.py
 	@$(BIN)/python benchmarks/dump.py
+	@$(BIN)/python benchmarks/when.py
 
 soak: .venv/.dev .venv/.machine compiled ## the same tests with far larger counts, then every campaign in full; takes hours
 	$(SAY) "soak"

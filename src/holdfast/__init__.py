@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.agent.bundle import import_bundle
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
+    from holdfast.agent.cost import Costs
     from holdfast.agent.fleet import AgentInfo, Page
     from holdfast.agent.move import RestoreReport
     from holdfast.agent.policy import Policy
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.agent.retention import RetentionReport
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
+    from holdfast.agent.when import When
     from holdfast.codec.classes import Record
     from holdfast.codec.document import MISSING, Document, plain
     from holdfast.codec.types import register
@@ -74,6 +76,7 @@ __all__ = [
     "Cancelled",
     "Change",
     "Checkpoint",
+    "Costs",
     "Damaged",
     "DetachedChange",
     "Diff",
@@ -112,6 +115,7 @@ __all__ = [
     "UnknownType",
     "VerifyReport",
     "Waiting",
+    "When",
     "crash",
     "current",
     "durable",
@@ -135,6 +139,7 @@ _HOMES = {
     "Breaker": "holdfast.run.resilience",
     "Change": "holdfast.agent.changes",
     "Checkpoint": "holdfast.agent.checkpoint",
+    "Costs": "holdfast.agent.cost",
     "Diff": "holdfast.agent.changes",
     "Document": "holdfast.codec.document",
     "Effect": "holdfast.run.effects",
@@ -157,6 +162,7 @@ _HOMES = {
     "TransferReport": "holdfast.agent.transfer",
     "Unknown": "holdfast.run.effects",
     "VerifyReport": "holdfast.agent.verify",
+    "When": "holdfast.agent.when",
     "crash": "holdfast.crash:",
     "current": "holdfast.run.scope",
     "durable": "holdfast.run.durables",

@@ -12,6 +12,7 @@ The second level groups errors by what a handler would do:
         BadName           an empty, too long or already used name
         BadOption         an argument outside its documented values
           QueueDiffers      a program declares a queue with other numbers than the store has (queue)
+        AtomicOpen        a checkpoint in the middle of `with agent.atomic():`
         ReadOnly          a change through a handle or a past state that only reads
           StoreCopied       a copy of a store whose packs lie elsewhere, not yet allowed to take its place (lost)
         Stale             a node that rollback, undo or redo removed from the state
@@ -35,6 +36,7 @@ The second level groups errors by what a handler would do:
         RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
         Waiting           the run sleeps or waits for a signal, and was not to block (run, until, signal)
         BreakerOpen       the tool failed too often lately; it was not called (tool, breaker, until)
+        GateFailed        the state did not pass a check, and was not saved (gate, plan)
       Contention        try later, or decide who may write
         AgentBusy         another process holds this branch (holder)
         StoreBusy         other writers kept the store for too long
@@ -181,6 +183,12 @@ class QueueDiffers(BadOption):
     def __init__(self, message: str, *, queue: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.queue = queue
+
+
+class AtomicOpen(InputError):
+    """A checkpoint was asked for while ``with agent.atomic():`` is open, here or in another task or thread."""
+
+    kind = "atomic-open"
 
 
 class ReadOnly(InputError):
@@ -373,6 +381,21 @@ class BreakerOpen(Outcome):
         self.tool = tool
         self.breaker = breaker
         self.until = until
+
+
+class GateFailed(Outcome):
+    """The state did not pass the check of ``gate``; nothing was saved.
+
+    ``plan`` is what going back to the last good checkpoint would do, where that was asked for and would undo something
+    outside: then it was not done. Its cause is what the check raised, if it raised.
+    """
+
+    kind = "gate-failed"
+
+    def __init__(self, message: str, *, gate: str = "", plan: object = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.gate = gate
+        self.plan = plan
 
 
 class RollbackBlocked(Outcome):

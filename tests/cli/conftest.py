@@ -70,7 +70,10 @@ ALIKE = dict.fromkeys(("pull", "backup", "move", "import-bundle"), "push")
 # The page has them in words, or they have several forms.
 OTHERWISE = ("signals", "signal.drop", "key", "dump")
 OPTIONAL = {"old", "new", "changes", "why", "used_by"}  # where there are such values
-FREE = {"policy", "sections", "counts", "packages", "optional", "args", "checked", "events[]"}  # keys are not fixed
+# Their keys are not fixed.
+FREE = {
+    "policy", "sections", "counts", "packages", "optional", "args", "checked", "events[]", "triggers", "when", "bytes",
+}  # fmt: skip
 
 
 def differences(example, real, where):

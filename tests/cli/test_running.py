@@ -72,7 +72,7 @@ def search(city: str) -> list:
 @holdfast.durable
 def travel(agent, city, mails=False):
     print("travelling")
-    with agent.step("plan"):
+    with agent.phase("plan"):
         agent.state["flight"] = search(city)[0]
         agent.checkpoint("planned")
     agent.state["booking"] = book(agent.state["flight"])
@@ -613,7 +613,7 @@ def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil,
         def act(text): return EVIL
         @holdfast.durable(name=EVIL)
         def run(agent):
-            with agent.step(EVIL):
+            with agent.phase(EVIL):
                 act(EVIL)
                 agent.checkpoint(EVIL)
             agent.wait_for(EVIL)

@@ -39,7 +39,17 @@ from holdfast.run.line import Line, entries
 from holdfast.run.schedule import Kept
 from holdfast.store import witness
 from holdfast.store.cipher import PLAIN, Keyed, digest
-from holdfast.store.manifest import Manifest, body_digest, body_proof, identity, join_body, mark_of, pack, pack_payload
+from holdfast.store.manifest import (
+    Cost,
+    Manifest,
+    body_digest,
+    body_proof,
+    identity,
+    join_body,
+    mark_of,
+    pack,
+    pack_payload,
+)
 from holdfast.store.rows import Branch, body_bytes, link, node_digest
 from holdfast.store.tables import FORMAT_VERSION
 from tests.limits import limits
@@ -327,6 +337,7 @@ def vectors() -> dict:
         chains.append(link(chains[-1], body_digest(body)))
     return {
         "manifests": [one.hex() for one in raw],
+        "manifest with cost": manifests[1]._replace(cost=Cost("adaptive", 2700, 840, 1200, 1)).encode().hex(),
         "ids": [identity(one).hex() for one in raw],
         "mark": mark_of(identity(raw[0])),
         "operations": [one.hex() for one in operations],

@@ -298,6 +298,11 @@ def lines(store: Store) -> dict[int, End]:
 FIELDS = re.search(r"`(version, parent, .*?)`", PAGE)[1].split(", ")
 
 
+def manifest_of(parts: list[Any]) -> dict[str, Any]:
+    names = [*FIELDS, "cost"] if len(parts) > len(FIELDS) else FIELDS
+    return {"cost": ["", 0, 0, 0, 0]} | dict(zip(names, parts, strict=True))
+
+
 def apply(state: dict[str, Any], code: int, path: list[Any], args: list[Any]) -> None:
     holder: Any = state
     for key in path[:-1] if code in {0, 1} else path:
@@ -323,7 +328,7 @@ def checkpoints(store: Store, ends: dict[int, End]) -> dict[int, Row]:
     found: dict[int, Row] = {0: {"id": b"", "depth": 0, "state": {}, "lineage": set()}}
     over = {row["n"]: row["over"] for row in store.rows["shallow"]}
     for row, manifest, operations in store.payloads():
-        said = dict(zip(FIELDS, decode(manifest), strict=True)) | {"id": digest("holdfast.checkpoint", manifest)}
+        said = manifest_of(decode(manifest)) | {"id": digest("holdfast.checkpoint", manifest)}
         expect(said["operations"] == digest("holdfast.operations", operations), f"operations of {row['n']}")
         known[row["n"]] = row, said, decode(operations)
     for n, (row, said, operations) in sorted(known.items(), key=lambda item: item[1][1]["depth"]):

@@ -139,9 +139,11 @@ def test_vectors_follow_from_the_format_page():
     assert [reader.digest("holdfast.checkpoint", one).hex() for one in manifests] == FORMAT["ids"]
     assert int.from_bytes(bytes.fromhex(FORMAT["ids"][0])[:8], signed=True) == FORMAT["mark"]
     for at, manifest in enumerate(manifests):
-        said = dict(zip(reader.FIELDS, reader.Values(None).decode(manifest), strict=True))
+        said = reader.manifest_of(reader.Values(None).decode(manifest))
         assert said["operations"] == reader.digest("holdfast.operations", operations[at])
         assert said["parent"].hex() == (FORMAT["ids"][at - 1] if at else "")
+    told = reader.manifest_of(reader.Values(None).decode(bytes.fromhex(FORMAT["manifest with cost"])))
+    assert told["cost"] == ["adaptive", 2700, 840, 1200, 1]
     payload = len(manifests[0]).to_bytes(4) + manifests[0] + operations[0]
     assert bytes.fromhex(FORMAT["payload"]) == b"\0" + payload
     chain = b""

@@ -80,6 +80,7 @@ def compare(path: Path, key: bytes | None = None) -> dict:
                 point = found["checkpoints"][checkpoint.id]
                 ours = (checkpoint.label, checkpoint.depth, checkpoint.kind)
                 assert (point["label"], point["depth"], point["kind"]) == ours
+                assert point["cost"][0] == checkpoint.trigger
                 own = {name: value for name, value in point["metadata"].items() if name != "process"}
                 assert point["metadata"]["process"] | own == checkpoint.metadata
                 assert theirs["validity"].get(checkpoint.id, "good") == checkpoint.validity

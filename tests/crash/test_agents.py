@@ -39,7 +39,7 @@ def travel(agent, city):
     agent.state["city"] = city
     agent.state["password"] = "hunter2-hunter2"
     agent.checkpoint("chosen")
-    with agent.step("plan"):
+    with agent.phase("plan"):
         book("TP1")
         agent.state["city"] = "Porto"
         raise ValueError("no hotel")

@@ -180,7 +180,7 @@ def safe(agent: holdfast.Agent, name: str) -> str:
     agent.checkpoint("start")
     agent.state["seen"] = [look(f"{name}/read-1")]
     note("looked")
-    with agent.step("booking"):
+    with agent.phase("booking"):
         agent.state["keyed"] = book(f"{name}/keyed-1")["ref"]
     agent.checkpoint("half")
     agent.state["probed"] = order(f"{name}/probed-1")["ref"]

@@ -51,7 +51,7 @@ def three(write, read):
         agent.state["done"] = [write("a")]
         agent.checkpoint("after a")
         agent.state["seen"] = read("x")
-        with agent.step("plan"):
+        with agent.phase("plan"):
             agent.state["done"].append(write("b"))
         agent.state["done"].append(write("c"))
         return list(agent.state["done"])

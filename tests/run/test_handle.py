@@ -30,7 +30,7 @@ class World(Outside):
 
         @holdfast.durable
         def travel(agent, city):
-            with agent.step("plan"):
+            with agent.phase("plan"):
                 offer = search(city)
                 agent.state["choice"] = offer
                 self.reach("chosen")
@@ -246,7 +246,7 @@ def test_now_random_and_uuid_are_the_recorded_ones(opened, world):
 
 def test_steps_are_shown_and_kept_with_the_checkpoint(opened):
     def work(agent):
-        with agent.step("plan"), agent.step("look"):
+        with agent.phase("plan"), agent.phase("look"):
             shown = (agent.stack, agent.position)
             agent.checkpoint("looked")
         return shown
@@ -255,11 +255,11 @@ def test_steps_are_shown_and_kept_with_the_checkpoint(opened):
     assert agent.run(work) == (["work", "plan", "look"], "plan:0/look:0/0")
     assert agent.stack_at("looked") == ["work", "plan", "look"]
     assert (agent.stack, agent.position) == ([], "")
-    with agent.step("outside of a run it is only a word"):
+    with agent.phase("outside of a run it is only a word"):
         assert agent.stack == []
     with agent:
         for _ in range(2):
-            with agent.step("turn"):
+            with agent.phase("turn"):
                 agent.state["n"] = 1
                 made = agent.checkpoint()
                 assert agent.stack == ["turn"]
@@ -589,7 +589,7 @@ def test_leaving_with_agent_leaves_it_open_also_inside_another(opened, world):
 
 
 def test_unsaved_changes_at_the_end_of_with_agent_are_warned_of_and_stay(opened, caplog):
-    agent = opened()
+    agent = opened(when=None)
 
     def leave_behind():
         with agent:

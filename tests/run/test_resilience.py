@@ -240,7 +240,7 @@ def test_a_tool_that_asks_for_checkpoints_is_not_called_in_a_plain_loop(bench):
 def test_a_state_that_cannot_be_saved_does_not_keep_a_breaker_from_opening(bench, caplog):
     pay = paying(Service(), breaker=1)
 
-    def save(label, record):
+    def save(label, record, **_options):
         raise errors.Unencodable("a socket")
 
     bench.save = save

@@ -20,7 +20,7 @@ from tests.run import working
 # What returns when something is durable, when somebody else has done something, or when user code has.
 WAITS = {
     holdfast.Store: "adopt agent cancel drop_signal flush map signal submit",
-    holdfast.Agent: "accept cancel checkpoint flush fork redo resolve resume rollback run spawn submit undo",
+    holdfast.Agent: "accept cancel checkpoint flush fork gate redo resolve resume rollback run spawn step submit undo",
     Submitted: "cancel result",
     Worker: "run stop",
     Child: "cancel join",
@@ -31,12 +31,12 @@ WAITS = {
 AWAITED = {holdfast.Store: "follow", holdfast.Agent: "sleep wait_for"}
 # What only looks, names or prepares, lets go, or takes care of a whole store, as a program for that does.
 OTHERS = {
-    holdfast.Store: "agents branch close copy due effects export import_bundle mark move open_runs policies pull push"
-    " backup verify_restore queues remove resolve retain runs schedules set_policy set_queue signals stats tag"
+    holdfast.Store: "agents branch close copy costs due effects export import_bundle mark move open_runs policies pull"
+    " push backup verify_restore queues remove resolve retain runs schedules set_policy set_queue signals stats tag"
     " tier untag verify worker",
-    holdfast.Agent: "abandoned at branch branches changes close context crashes declare_modes diff effects events"
-    " generator info log mark now plan_fork plan_rollback random refresh resource runs secret stack_at step tag tags"
-    " task untag uuid version",
+    holdfast.Agent: "abandoned at atomic branch branches changes close context crashes declare_modes diff effects"
+    " events generator info log mark now phase plan_fork plan_rollback random refresh resource runs secret stack_at tag"
+    " tags task untag uuid version",
     Submitted: "check_same",
     Worker: "end one",
     Child: "again ask",

@@ -57,7 +57,7 @@ async def pay(amount: float, request: str) -> int:
 
 @holdfast.durable
 def travel(agent: holdfast.Agent, city: str) -> list[str]:
-    with agent.step("plan"):
+    with agent.phase("plan"):
         assert_type(book(city), dict[str, str])
         assert_type(book.direct(city, seats=2), dict[str, str])
         assert_type(book.acall(city, seats=2), Awaitable[dict[str, str]])
@@ -67,13 +67,24 @@ def travel(agent: holdfast.Agent, city: str) -> list[str]:
 
 @holdfast.durable(name="settle", strict=True)
 async def settle(agent: holdfast.Agent, amount: float) -> int:
-    async with agent.step("pay"):
+    async with agent.phase("pay"):
         return await pay(amount, str(agent.uuid()))
 
 
 @holdfast.durable(every="0 8 * * 1-5", zone="Europe/Lisbon", missed="each", overlap="queue")
 def report(agent: holdfast.Agent, time: datetime) -> str:
     return f"{agent.name} {time}"
+
+
+async def saved(store: holdfast.Store) -> None:
+    agent = store.agent("trip-7", when=holdfast.When(every_s=30, before="write", at_phase=True, adaptive=True))
+    assert_type(agent.when, holdfast.When | None)
+    with agent.atomic():
+        assert_type(agent.step(), holdfast.Checkpoint | None)
+    assert_type(await agent.astep(), holdfast.Checkpoint | None)
+    assert_type(agent.gate("validated", bool, limit_s=5.0), holdfast.Checkpoint | None)
+    assert_type(await agent.agate("validated", bool, failing="rollback"), holdfast.Checkpoint | None)
+    assert_type(store.costs("trip-7"), holdfast.Costs)
 
 
 async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:

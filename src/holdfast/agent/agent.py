@@ -22,7 +22,9 @@ from holdfast.agent.checkpoint import Checkpoint, checkpoints_html
 from holdfast.agent.fleet import AgentInfo, info_of
 from holdfast.agent.graph import Graph
 from holdfast.agent.names import check_label, check_new
+from holdfast.agent.points import Pace
 from holdfast.agent.watchers import WATCHERS
+from holdfast.agent.when import When
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document
 from holdfast.codec.state import State
@@ -49,7 +51,16 @@ class Rollback(Struct, frozen=True):
 class Agent:
     """The handle on an agent. Get one from ``store.agent(name)``."""
 
-    def __init__(self, store: Store, row: AgentRow, branch: Branch, lease: Lease | None, *, config: Any = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        row: AgentRow,
+        branch: Branch,
+        lease: Lease | None,
+        *,
+        config: Any = None,
+        when: When | None = None,
+    ) -> None:
         self.name = row.name
         """What it is called."""
         self.recovery: str | None = None
@@ -61,7 +72,10 @@ class Agent:
         self._branch = branch
         self._lease = lease
         self._closed = False
-        self._writer = BranchWriter(store, branch, config=config) if lease is not None else None
+        self._writer = BranchWriter(store, branch, config=config, when=when) if lease is not None else None
+        if self._writer is not None and lease is not None:
+            self._writer.failed = int(lease.unclean)
+        self._pace = Pace(self, when if lease is not None else None)
         self._load_head()
         for watcher in WATCHERS:
             watcher(self, True)
@@ -179,9 +193,15 @@ class Agent:
         writer = self._check_writer()
         return self._remember(writer.checkpoint(self._document, check_label(label), kind=kind, target=target))
 
+    @property
+    def when(self) -> When | None:
+        """When it is saved by itself; None: only when the program says so."""
+        return self._pace.when
+
     def _remember(self, pending: Pending) -> Checkpoint:
         """A checkpoint that was just made, as user code sees it."""
         made = self._made = Checkpoint(self._store, self._row, pending.raw, pending.manifest, id=pending.id)
+        self._pace.saved(pending.stall_us / 1e6)
         return made
 
     # -- reading history --------------------------------------------------------------------------------
@@ -310,6 +330,8 @@ class Agent:
                 lambda change: change.move_to(firm, history.current(change, target), records), firm.b
             )
             self._document.become(wanted, record=False)
+            self._pace.moved()
+            self._pace.failed()
             head = self._made = self._seen(target)
             writer.start_from(target, source.since_base(), moved=self._branch, records=records)
             return head
@@ -416,7 +438,7 @@ class Agent:
             self.checkpoint(f"before branch {name}")
         self._store.flush()
         self._store._add_branch(self._row, name, self._find(at))
-        return self._store.agent(self.name, branch=name)
+        return self._store.agent(self.name, branch=name, when=self.when)
 
     def branches(self) -> list[str]:
         """The names of the agent's branches."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, MappingProxyType
@@ -18,10 +19,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import metadata, watchers
 from holdfast.agent.history import children, chunks_of
+from holdfast.agent.when import When
 from holdfast.codec.blocks import LEAF_MAX_BYTES
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.told import Captured, Saved
-from holdfast.errors import BadOption, Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
+from holdfast.errors import (
+    AtomicOpen,
+    BadOption,
+    Damaged,
+    Fenced,
+    HoldfastError,
+    StoreBusy,
+    StoreClosed,
+    StorePoisoned,
+)
 from holdfast.store.catalog import View
 from holdfast.store.changes import (
     NOTHING,
@@ -38,7 +49,7 @@ from holdfast.store.changes import (
 )
 from holdfast.store.cipher import digest
 from holdfast.store.engine import Again, Refused, Shared, Unsure
-from holdfast.store.manifest import Manifest, Position, identity
+from holdfast.store.manifest import Cost, Manifest, Position, identity
 from holdfast.store.rows import Branch, Open, Point, Record, link
 from holdfast.store.writer import PASSING, Job
 
@@ -99,6 +110,8 @@ class Pending:
     error: BaseException | None = None
     opened: Mapping[bytes, Open] | None = None  # the rows of open runs when it is written, if anybody has asked
     watch = watchers.UNWATCHED
+    began_s = 0.0  # when its maker was stopped for it, by the monotonic clock
+    stall_us = 0  # for how long
 
     def __init__(self, tip: Branch) -> None:
         self.tip = tip  # what the branch is to be: its handles are known when it is written
@@ -134,11 +147,12 @@ class BranchWriter:
         *,
         guard: Callable[[], tuple[int, int] | None] | None = None,
         config: Any = None,
+        when: When | None = None,
     ) -> None:
         """``guard`` names the lease that covers the branch when it is not its own: a branch and its generation."""
         self.lock = threading.RLock()
         self.config = config
-        self._description = metadata.Description(store._registry, config)
+        self._description = metadata.Description(store._registry, config, when)
         self._metadata = b""  # that of the head
         self._store = store
         self._db = store._db
@@ -149,6 +163,11 @@ class BranchWriter:
         self._inside: FrameType | None = None
         self._stilled = False
         self._failures = 0  # those that were looked at
+        self._last_s = time.monotonic()  # when the newest checkpoint was made, or the writer began
+        self._stall_us = 0  # how long its maker stood still for it
+        self._durable_us = 0  # how long it took until the newest was durable of those that are
+        self.atomic = 0  # blocks that are under way, and in the middle of which nothing may be saved
+        self.failed = 0  # how often the agent has failed since the last checkpoint
 
     # -- where it stands ------------------------------------------------------------------------------------
 
@@ -273,6 +292,9 @@ class BranchWriter:
         target: bytes,
         *,
         mark: str = "",
+        trigger: str = "",
+        lazy: bool = False,
+        cost: Cost | None = None,
         key: bytes = b"",
         said: Sequence[Said] = (),
         first: Sequence[NewRecord] = (),
@@ -284,12 +306,19 @@ class BranchWriter:
 
         ``key`` is what it can be looked up by, ``said`` goes into the log with it. ``first`` are records that go with
         it and that it knows, ``note`` makes such that come after it; ``nodes`` and ``chunks`` are what these name.
-        ``mark`` is an observer's.
+        ``mark`` is an observer's. ``trigger`` is what asked for it, if the program did not; with ``lazy`` nobody waits
+        until it is durable.
         """
+        began_s = time.monotonic()
         self._db.check_usable()
         with self.lock, self._undivided(document):
             self._settle()
             with document.lock:
+                if self.atomic:
+                    raise AtomicOpen(
+                        "`with agent.atomic():` is open, so the state may be half changed; nothing was saved",
+                        hint="Save it after the block. If another task or thread is in it, wait for that one.",
+                    )
                 captured = document.capture(self.under_way)
                 self._unsealed += 1
                 self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
@@ -318,7 +347,11 @@ class BranchWriter:
                 time_us,
                 kind,
                 target,
+                cost or self._cost(trigger, began_s),
             )
+            made.began_s, self._stall_us = began_s, 0
+            if cost is None:
+                self._last_s = began_s
             made.manifest, made.raw = manifest, manifest.encode()
             made.id = identity(made.raw)
             made.document, made.captured = document, captured
@@ -335,7 +368,7 @@ class BranchWriter:
             made.chunks_named = frozenset(chunks_of(captured.operations) - made.chunks.keys())
             made.key, made.said, made.onto = key, said, onto
             made.guard = self._guard() if self._guard is not None else None
-            made.lazy = self._store._batched and not made.chunks
+            made.lazy = (lazy or self._store._batched) and not made.chunks
             made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
             made.opened = self.opened
             if first or note is not None:
@@ -346,6 +379,12 @@ class BranchWriter:
                 made.tip = made.tip._replace(records=count, chain=chain)
             self._now = Now(now.firm, made.tip, (*now.pending, made), opened=now.opened)
             return made
+
+    def _cost(self, trigger: str, now_s: float) -> Cost:
+        """What asked for a checkpoint, and what the last one has cost, as far as that is known by now."""
+        failed, self.failed = self.failed, 0
+        elapsed_ms = max(0, round((now_s - self._last_s) * 1e3))
+        return Cost(trigger, elapsed_ms, self._stall_us, self._durable_us, failed)
 
     def _seal_is_due(self, document: Saved) -> bool:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
@@ -375,6 +414,7 @@ class BranchWriter:
         with self.lock, self._undivided():
             self._write(pending)
         self._written_or_raise(pending)
+        self._stall_us = pending.stall_us = max(1, round((time.monotonic() - pending.began_s) * 1e6))
 
     def _write(self, pending: Pending) -> None:
         """Write it, or have it written with all before it."""
@@ -575,6 +615,9 @@ class BranchWriter:
         if pending.manifest is not None:
             self._metadata = pending.manifest.metadata
         pending.done = branch
+        if pending.captured is not None:
+            ended_s = pending.job.ended_s if pending.job is not None else time.monotonic()
+            self._durable_us = max(1, round((ended_s - pending.began_s) * 1e6))
         now = self._now
         rest = now.pending[1:]
         self._now = Now(branch, now.tip if rest else branch, rest, now.onto, pending.opened)
@@ -640,6 +683,41 @@ class BranchWriter:
             self._unsealed = SEAL_CHECKPOINTS  # the next one makes the state whole in the store
             self._now = Now(now.firm, kept[-1].tip if kept else now.firm, kept, dropped[0].onto, now.opened)
         return dropped
+
+    def beside(self, document: Saved, label: str, reason: str, trigger: str) -> bytes:
+        """Write a checkpoint that is marked suspect and that the branch does not move to; returns its id.
+
+        For the document nothing was written: the next checkpoint carries all of it along. Where the branch has no
+        checkpoint yet there is nothing to stay at, and nothing is written: the id is empty.
+        """
+        self._db.check_usable()
+        with self.lock:
+            firm = self.settle()
+            if not firm.head:
+                return b""
+            before = (self._unsealed, self._unsealed_bytes, self._stall_us)
+            made = self._capture(document, label, "checkpoint", b"", cost=Cost(trigger, 0, 0, 0))
+            with self._undivided():
+                work = self._make_job(made, firm).work
+                made.job, made.accepted = None, False
+                body = {"validity": "suspect", "reason": reason, "at": now_us()}
+
+                def aside(change: Change) -> Branch:
+                    moved = work(change)
+                    change.set_validity(moved.a, moved.head, body)
+                    change.say(moved.a, {"what": "validity", "at": made.id, "validity": "suspect", "reason": reason})
+                    return change.move_to(moved, change.point(firm.head))
+
+                try:
+                    firm = self._db.change(aside, firm.b)
+                except HoldfastError:
+                    if made.pack:
+                        self._db.packs.discard(made.pack)  # nothing names it
+                    raise
+                finally:
+                    self._now = Now(firm, firm, (), made.onto, self._now.opened)
+                    self._unsealed, self._unsealed_bytes, self._stall_us = before
+            return made.id
 
     # -- records --------------------------------------------------------------------------------------------
 

@@ -106,6 +106,11 @@ class Checkpoint:
         return self._manifest.kind
 
     @property
+    def trigger(self) -> str:
+        """What asked for it: empty for the program itself, else a trigger of its policy, ``gate``, ``end``, ..."""
+        return self._manifest.cost.trigger if self._manifest.cost is not None else ""
+
+    @property
     def target_id(self) -> str:
         """What an undo reversed, a redo did again, or a recovery gave up."""
         return self._manifest.target.hex()
@@ -224,6 +229,7 @@ class Checkpoint:
             "parent": self.parent_id,
             "branch": self.branch,
             "kind": self.kind,
+            "trigger": self.trigger,
             "target": self.target_id,
             "digest": self.digest,
             "sections": self.sections,

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from holdfast.agent.when import When
 from holdfast.codec.blocks import VALUE, big, digest_of, leaf_node, node_digest
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
@@ -36,9 +37,10 @@ _TRIPLE = b"\x83"
 class Description:
     """The metadata of the checkpoints that one writer makes."""
 
-    def __init__(self, registry: Registry, config: Any) -> None:
+    def __init__(self, registry: Registry, config: Any, when: When | None) -> None:
         self._registry = registry
         self._config = config
+        self._when = when
         # By the trace and the place in the code that asked, which is kept with it so that no other code gets its id.
         self._known: dict[tuple[int, int, int, str], tuple[CodeType | None, bytes, dict[bytes, bytes]]] = {}
 
@@ -51,7 +53,7 @@ class Description:
         if found is None:
             # The name of a file is a text here, no path of ours.
             line = [os.path.basename(code.co_filename), frame.f_lineno] if frame and code else ["", 0]  # noqa: PTH119
-            common = leaf_node(VALUE, [collect(self._registry, self._config)])
+            common = leaf_node(VALUE, [collect(self._registry, self._config, self._when)])
             root = node_digest(common)
             about = encode("caller") + encode(line) + encode("process") + big(root)
             about = _TRIPLE + about + encode("trace") + encode(trace) if trace else _PAIR + about
@@ -81,6 +83,12 @@ def _caller() -> FrameType | None:
     return None
 
 
+def called_from() -> tuple[str, int]:
+    """The file and the line of the program that asked for this."""
+    frame = _caller()
+    return (os.path.basename(frame.f_code.co_filename), frame.f_lineno) if frame is not None else ("", 0)  # noqa: PTH119
+
+
 LOST = "lost metadata"
 """The fact of a store that names the metadata which a repair could not save."""
 
@@ -100,13 +108,15 @@ def read(state: State, root: bytes) -> dict[str, Any]:
     return {**found["process"], **own}
 
 
-def collect(registry: Registry, config: Any) -> bytes:
+def collect(registry: Registry, config: Any, when: When | None = None) -> bytes:
     """What is the same for the whole process, encoded."""
     data = dict(_process())
     data["types"] = {
         name: registration.version for name in registry.names() if (registration := registry.by_name(name))
     }
     data["config"] = digest_of("holdfast.config", encode(config, registry)).hex() if config is not None else None
+    if when is not None:
+        data["when"] = when.to_table()
     return encode(data)
 
 

@@ -25,6 +25,8 @@ from holdfast.agent.checkpoint import Checkpoint, table
 from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
 from holdfast.agent.graph import Graph, find
 from holdfast.agent.names import check_name, check_new
+from holdfast.agent.points import DEFAULT, find_when
+from holdfast.agent.when import When
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
@@ -52,6 +54,7 @@ from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.tables import FORMAT_VERSION
 
 if TYPE_CHECKING:
+    from holdfast.agent.cost import Costs
     from holdfast.agent.letting import Outlived
     from holdfast.agent.move import RestoreReport
     from holdfast.agent.policy import Policy
@@ -239,6 +242,7 @@ class Store:
         takeover: bool = False,
         recover: bool = False,
         config: Any = None,
+        when: When | None = DEFAULT,
     ) -> Agent:
         """The agent of that name, its last state already there."""
         self._check_open()
@@ -258,10 +262,15 @@ class Store:
             if _arriving(branch_row):
                 raise _still_arriving(f"branch {branch!r} of {name!r}")
             if readonly:
-                return self._opened(row, branch_row, None, None)
+                return self._opened(row, branch_row, None, None, None)
             known_handle = self._handles.get(branch_row.b)
             if known_handle is not None:
                 if not known_handle.closed and not (recover and known_handle.damaged):
+                    if when is not DEFAULT and when != known_handle.when:
+                        raise BadOption(
+                            f"{name!r} is open in this process already, with another `when`",
+                            hint="Close that handle first, or open it with the same one.",
+                        )
                     return known_handle
                 if not known_handle.closed and known_handle.dirty:
                     raise BadOption(
@@ -283,7 +292,7 @@ class Store:
             try:
                 # Somebody may have taken it over since: what we write must be refused then.
                 ours = view.branch_at(branch_row.b)._replace(generation=lease.generation)
-                handle = self._opened(row, ours, lease, config)
+                handle = self._opened(row, ours, lease, config, when)
                 if lost:
                     handle._say_recovered(damaged, lost)
             except BaseException:
@@ -337,9 +346,13 @@ class Store:
             takeover=takeover,
         )
 
-    def _opened(self, row: AgentRow, branch: Branch, lease: Lease | None, config: Any) -> Agent:
+    def _opened(
+        self, row: AgentRow, branch: Branch, lease: Lease | None, config: Any, when: When | None = DEFAULT
+    ) -> Agent:
+        if when is DEFAULT and lease is not None:
+            when = find_when(self.place, row.name, is_directory=not is_url(self.place))
         try:
-            return self._handle(self, row, branch, lease, config=config)
+            return self._handle(self, row, branch, lease, config=config, when=when)
         except (Damaged, Forgotten) as error:
             from holdfast.agent import recovery
 
@@ -767,6 +780,13 @@ class Store:
             "cold": cold,
             "writers": self._db.leases.holders(),
         }
+
+    def costs(self, agent: str, *, limit: int | None = 1_000) -> Costs:
+        """What the newest checkpoints of an agent cost: what asked for them, bytes, and time. None: all of them."""
+        from holdfast.agent.cost import costs_of
+
+        self.flush()
+        return costs_of(self, self._agent_row(agent), limit)
 
     def flush(self) -> None:
         """Return when everything that was acknowledged is durable (for durability="batched")."""

@@ -43,7 +43,8 @@ _MORE = Group("More", sort_key=6)
 # imported when the verb is asked for.
 _VERBS = {
     _LOOK: {
-        "agents": "agents", "log": "history", "show": "history", "diff": "history", "dump": "dump",
+        "agents": "agents", "log": "history", "show": "history", "diff": "history", "when": "stats", "stats": "stats",
+        "dump": "dump",
     },
     _RUN: {
         "run": "run", "worker": "run", "runs": "runs", "queues": "runs", "signal": "runs", "effects": "effects",

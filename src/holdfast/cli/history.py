@@ -60,7 +60,7 @@ def log(
     """Show an agent's history, newest first.
 
     Each line: the depth (#17), the id's first characters, the time, how long ago, the size of what it added, then
-    names (branches, tags), the label, and what kind it is.
+    names (branches, tags), the label, what asked for it if the program itself did not, and what kind it is.
 
     Parameters
     ----------
@@ -220,6 +220,8 @@ def _names(history: _History, checkpoint: Checkpoint) -> Text:
 
 def _remarks(history: _History, checkpoint: Checkpoint) -> Text:
     remarks = Text()
+    if checkpoint.trigger:
+        remarks.append(f"  [{clean(checkpoint.trigger)}]", style="dim")
     if checkpoint.kind != "checkpoint":
         depth = history.depths.get(checkpoint.target_id)
         target = f" of #{depth}" if depth else f" of {checkpoint.target_id[:12]}" if checkpoint.target_id else ""

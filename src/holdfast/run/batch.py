@@ -61,7 +61,11 @@ class Item(Run):
     def look(self) -> None:
         """As above."""
 
-    def _checkpoint(self, lane: Lane, label: str) -> Any:  # noqa: ARG002 - as it is for runs
+    def point(self, lane: Lane, path: str, event: str, label: str, asked: str = "") -> Any:  # noqa: ARG002 - as above
+        """It has no safe points, either."""
+        return self._checkpoint(lane, label, asked) if asked else None
+
+    def _checkpoint(self, lane: Lane, label: str, trigger: str) -> Any:  # noqa: ARG002 - as it is for runs
         raise BadOption(
             "an item of a batch takes no checkpoint: the state is not its own",
             hint="What its tools return is recorded anyway. For work with a state, give the item an agent of its own.",

@@ -28,7 +28,6 @@ from holdfast.errors import (
     Fenced,
     HoldfastError,
     InDoubt,
-    InputError,
     ResultLost,
     StoreBusy,
     StoreClosed,
@@ -51,7 +50,6 @@ from holdfast.run.steps import (
     HandOut,
     Instead,
     Invoke,
-    Keep,
     Pause,
     Share,
     Steps,
@@ -176,15 +174,12 @@ def _abandon(steps: Steps, given: list[Any]) -> None:
 
 
 def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
-    """The steps of one call, with the checkpoint that the tool asked for."""
-    when = tool.checkpoint
-    if when is not None and not lane.scope.keeps(tool):
-        when = None
-    if when == "before":
-        yield Keep(lane, f"before {tool.name}")
+    """The steps of one call. In a run there is a safe point before it, and one after its result."""
+    scope: Scope = lane.scope
+    path = lane.path
+    scope.around(lane, path, tool, "before")
     result = yield from _perform(lane, tool, args, kwargs)
-    if when == "after":
-        yield Keep(lane, f"after {tool.name}")
+    scope.around(lane, path, tool, "after")
     return result
 
 
@@ -377,7 +372,7 @@ class Live:
                 raise
             except FailedBeforeEffect as error:
                 failed = error
-                yield from self._count(error)
+                self._count(error)
                 if tries > tool.retries or tool.is_answer(error) or self.given:
                     return (yield from self._give_up(error))
                 if call.number:
@@ -401,7 +396,7 @@ class Live:
                         return found[0]
                 elif not self.again:
                     self.loose_end = self.loose_end or (tool.kind == "idempotent" and not tool.is_answer(error))
-                    yield from self._count(error)
+                    self._count(error)
                 # What a stream has handed out cannot be taken back, so it does not begin again.
                 most = max(tool.retries, TRIES - 1 if self.again else 0)
                 if tries > most or self.given or (tool.kind != "write" and tool.is_answer(error)):
@@ -485,7 +480,7 @@ class Live:
             return None
         return self.gate.refusal(self, self.tool.name, self.tool.breaker)
 
-    def _count(self, error: BaseException) -> Steps:
+    def _count(self, error: BaseException) -> None:
         """Let the breaker know. As it opens a checkpoint is taken: the run may not get any further for long."""
         gate, breaker = self.gate, self.tool.breaker
         if gate is None or breaker is None:
@@ -498,10 +493,7 @@ class Live:
             return
         log.warning("the breaker %s of %s opened: %s", gate.name, self.scope.agent.name, why)
         if breaker.checkpoint and self.scope.run_id:
-            try:
-                yield Keep(self.lane, f"breaker {gate.name} opened"[:LABEL_MAX], placed=False)
-            except InputError as unsaved:  # of the state: it was a courtesy, and the program will be told at its own
-                log.warning("no checkpoint was taken as the breaker %s opened: %s", gate.name, unsaved)
+            self.scope.opened(self.lane, self.path, f"breaker {gate.name} opened"[:LABEL_MAX])
 
     def _said(self, error: BaseException) -> str:
         return str(scrub(self.scope.agent, told(error)[:MESSAGE_MAX], f"an error of {self.tool.name}"))
@@ -655,7 +647,7 @@ class Live:
         call.doubt = rec.Doubt(now_us(), scope.run_id, self.path, call.number, why, over=not self.effect.still())
         yield Write(scope, call.doubt)
         self.effect.status, self.effect.why = "in doubt", why
-        yield from self._count(error)
+        self._count(error)
         decision, stowed = yield from settle(scope, call, self.tool, self.effect, live=True)
         if decision is None:
             if self.effect.why != why:

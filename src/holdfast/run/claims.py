@@ -578,11 +578,13 @@ class Loop(Scope):
         if known:
             raise self._maybe_repeated(tool, known, arguments)
 
-    def keeps(self, tool: Tool) -> bool:
-        raise BadOption(
-            f"{tool.name} asks for checkpoints, and a plain loop takes its own; it was not called",
-            hint="It alone knows what it has made of the calls before: call agent.checkpoint(), or use agent.run(...).",
-        )
+    def around(self, lane: Lane, path: str, tool: Tool, when: str) -> None:  # noqa: ARG002 - a run needs them
+        """A plain loop is never saved at a call: what it makes of the answer is not in its state yet."""
+        if tool.checkpoint is not None and when == "before":
+            raise BadOption(
+                f"{tool.name} asks for checkpoints, and a plain loop takes its own; it was not called",
+                hint="It alone knows what it has made of the calls before: call agent.step(), or use agent.run(...).",
+            )
 
     def check_settled(self, tool: Tool | None = None) -> None:
         if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for

@@ -29,7 +29,7 @@ from holdfast.run.durables import check_whole
 from holdfast.run.effects import SPAWN, Effect, Standing, Traced
 from holdfast.run.line import entries
 from holdfast.run.listing import RunInfo, View, addressee, runs_of
-from holdfast.run.past import AFTER_INTENTS, GUARDED, LOST, Call, Past, RunPast
+from holdfast.run.past import AFTER_INTENTS, GUARDED, LOST, Call, Past, RunPast, by_itself
 from holdfast.run.planning import DEPTH_MAX, pending
 from holdfast.run.runs import Run
 from holdfast.run.scope import effect_of, here, in_doubt, now_us, whose
@@ -329,7 +329,8 @@ class ForkPlan:
     def _began(self, own: RunPast) -> Point:
         """The newest checkpoint that the run has taken; every one that it will come by has to be there."""
         view = self._agent._store._db.view
-        needed = {own.begin.start, *(one.id for path, one in own.saved.items() if not own.is_inside(path))}
+        asked = {path: one for path, one in own.saved.items() if not by_itself(path)}
+        needed = {own.begin.start, *(one.id for path, one in asked.items() if not own.is_inside(path))}
         found = {id: point for id in own.checkpoints | needed if (point := view.find(id)) is not None}
         for id in needed - found.keys():
             raise UnknownRevision(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 import holdfast.agent.agent as below
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.points import END
 from holdfast.errors import AgentBusy, BadOption, ReadOnly, UnsavedChanges
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
@@ -30,6 +31,7 @@ from holdfast.run.effects import Effect
 from holdfast.run.environment import Environment
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
+from holdfast.run.points import SafePoints
 from holdfast.run.queues import check_declared
 from holdfast.run.records import Record, Saved
 from holdfast.run.resilience import CLOCK
@@ -51,7 +53,7 @@ _LOOK_S = 0.01
 R = TypeVar("R")
 
 
-class Agent(Environment, below.Agent):
+class Agent(Environment, SafePoints, below.Agent):
     """The handle on an agent. Get one from ``store.agent(name)``."""
 
     _alone = False  # a worker, or somebody who submits a run, has it: nobody else in this process gets it
@@ -201,10 +203,6 @@ class Agent(Environment, below.Agent):
 
     # -- where it is --------------------------------------------------------------------------------------
 
-    def step(self, name: str) -> Step:
-        """A named part of a run: ``with agent.step("plan"):``, or ``async with``."""
-        return Step(self._lane(), name)
-
     def task(self, name: str) -> AbstractContextManager[None]:
         """One execution of a task in a loop that is not a durable function: ``with agent.task("turn 7"):``.
 
@@ -334,19 +332,19 @@ class Agent(Environment, below.Agent):
         return written
 
     def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
-        return self._captured(label, kind, target)()
+        return self._captured(label, kind=kind, target=target)()
 
-    def _captured(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Callable[[], Checkpoint]:
-        """A checkpoint outside of runs, ready to be written. Where steps are going on, they are kept with it."""
+    def _captured(self, label: str, **options: Any) -> Callable[[], Checkpoint]:
+        """A checkpoint outside of runs, ready to be written. Where phases are going on, they are kept with it."""
         lane = self._lane()
         if lane is None or not (stack := lane.stack()):
-            return self._host.capture(label, kind=kind, target=target)
+            return self._host.capture(label, **options)
         path = lane.path
 
         def note(made: Checkpoint) -> list[Record]:
             return [Saved(now_us(), "", path, made._id, bytes.fromhex(made.digest), stack)]
 
-        return self._host.capture(label, note, kind=kind, target=target)
+        return self._host.capture(label, note, **options)
 
     def plan_rollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> RollbackPlan:
         """What going back to a checkpoint would do, to the state and outside; ``.apply()`` does it.
@@ -477,6 +475,8 @@ class Agent(Environment, below.Agent):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
+        if not self._entered and self._at_end(error) and (write := self._ready(END)) is not None:
+            write()
         self._check_saved(error)
 
     async def __aenter__(self) -> Self:
@@ -491,6 +491,8 @@ class Agent(Environment, below.Agent):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
+        if not self._entered and self._at_end(error):
+            await self._later(END)
         self._check_saved(error)
 
     def _check_saved(self, error: BaseException | None) -> None:
@@ -540,25 +542,3 @@ def check_repeatable(options: Options, name: str) -> None:
         " it was not begun",
         hint="Begin a child: agent.spawn(function, name, ...).join(). Or give the run an id of its own.",
     )
-
-
-class Step:
-    """A part of a run with a name."""
-
-    def __init__(self, lane: Lane | None, name: str) -> None:
-        self._lane, self._name = lane, name
-        self._token: contextvars.Token[Lane | None] | None = None
-
-    def __enter__(self) -> None:
-        if self._lane is not None:
-            self._token = HERE.set(self._lane.step(self._name))
-
-    def __exit__(self, *_: object) -> None:
-        if self._token is not None:
-            HERE.reset(self._token)
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        self.__exit__()

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.history import Stored
-from holdfast.agent.names import check_label
+from holdfast.agent.names import LABEL_MAX_CHARACTERS, check_label
+from holdfast.agent.points import RUN
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, HoldfastError, RunUnfinished, UnknownRevision
@@ -211,16 +212,40 @@ class AgentHost:
             record.start = made._id
             return [record, *more]
 
-        return self.capture(f"run {record.function}", note, stowed)
+        self.handle._pace.moved()
+        return self.capture(f"run {record.function}", note, stowed, trigger=RUN)
 
-    def save(self, label: str, record: Callable[[bytes, bytes], rec.Record]) -> Callable[[], Checkpoint]:
+    def save(
+        self, label: str, record: Callable[[bytes, bytes], rec.Record], **options: Any
+    ) -> Callable[[], Checkpoint]:
         """Take a checkpoint. ``record(id, digest)`` goes with it."""
-        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))])
+        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))], **options)
+
+    def due(self, event: str) -> str | None:
+        """What asks for a checkpoint at this safe point of a run."""
+        return self.handle._pace.due(event)
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to save. If not, that is as good as if it had been done."""
+        if self.handle.dirty:
+            return True
+        self.handle._pace.unchanged()
+        return False
+
+    def beside(self, label: str, reason: str, trigger: str) -> bytes:
+        """Take a checkpoint that the branch does not move to, marked suspect; returns its id."""
+        writer = self.handle._check_writer()
+        self._tell_companions()
+        self.loop.note()
+        return writer.beside(self.handle._document, check_label(label[:LABEL_MAX_CHARACTERS]), reason, trigger)
 
     def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
         """The run has ended well: keep its state, if that has changed, and its result, in one transaction."""
         if self.handle.dirty or self.behind:
-            return self.capture(label, None, stowed, first=[record])  # so that a branch that begins here knows it
+            return self.capture(
+                label, None, stowed, first=[record], trigger=RUN
+            )  # so that a branch that begins here knows it
         return lambda: self.ledger.append(record, stowed=stowed, flush=True)
 
     def capture(
@@ -231,6 +256,8 @@ class AgentHost:
         kind: str = "checkpoint",
         target: bytes = b"",
         first: Sequence[rec.Record] = (),
+        trigger: str = "",
+        lazy: bool = False,
     ) -> Callable[[], Checkpoint]:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
 
@@ -238,9 +265,7 @@ class AgentHost:
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
-        if self._companions is not None:
-            self._companions.keep()
-            self._companions.describe()
+        self._tell_companions()
         self.loop.note()
 
         def noted(pending: Pending) -> Sequence[NewRecord]:
@@ -256,8 +281,15 @@ class AgentHost:
             note=noted if note is not None else None,
             nodes=stowed.nodes if stowed is not None else {},
             chunks=stowed.chunks if stowed is not None else {},
+            trigger=trigger,
+            lazy=lazy,
         )
         return lambda: self.handle._remember(writer.finish(pending))
+
+    def _tell_companions(self) -> None:
+        if self._companions is not None:
+            self._companions.keep()
+            self._companions.describe()
 
     # -- executing again --------------------------------------------------------------------------------
 
@@ -281,6 +313,7 @@ class AgentHost:
                     " and take them out of agent.state, or discard them with agent.close().",
                 )
             self._stand_on(row)
+            agent._pace.moved()
             if self._companions is not None:
                 self._companions.restore()
 
@@ -303,13 +336,14 @@ class AgentHost:
             return
         try:
             if self.behind:
-                self._to_head()
+                self.to_head()
             else:
                 self._remains = self.state_digest()
         except HoldfastError as error:  # the run has its own error; a checkpoint taken now would still be right
             log.warning("the state of %s could not be brought back to its head: %s", self.name, error)
 
-    def _to_head(self) -> None:
+    def to_head(self) -> None:
+        """Make the live state that of the branch's head. What was not saved is gone."""
         agent = self.handle
         with agent._check_writer().still(agent._document):
             self._stand_on(agent._store._db.view.point(agent._fresh_branch().head))
@@ -324,7 +358,7 @@ class AgentHost:
     def abandoned(self) -> None:
         """The run that stopped here has ended: what it left behind and did not save goes."""
         if self.has_remains:
-            self._to_head()
+            self.to_head()
 
     def align(self, writer: BranchWriter) -> None:
         """Let the writer go on from what the live state stands on. The branch stays where it is until it writes."""
@@ -440,6 +474,15 @@ class AgentHost:
         if owner is not None:
             raise unfinished(self, owner, executing=self.busy)
         self.whole = True
+
+    @property
+    def is_free(self) -> bool:
+        """Whether check_free() would not raise."""
+        try:
+            self.check_free()
+        except RunUnfinished:
+            return False
+        return True
 
     def stands_in(self, run: RunPast) -> bool:
         """Whether the newest checkpoint of the branch is one of this run: nothing else was saved since."""

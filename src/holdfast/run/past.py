@@ -228,8 +228,6 @@ class RunPast:
         elif isinstance(record, rec.Note):
             if record.what == "resume":
                 self.end, self.back = None, False
-            elif record.what == "auto":  # of a breaker that opened in it
-                self.checkpoints.add(bytes.fromhex(record.name))
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -237,6 +235,7 @@ class RunPast:
             for path in [path for path, call in self.calls.items() if call.number in gone]:
                 del self.calls[path]
                 self._order.pop(path, None)
+            self._forget_points()
         elif isinstance(record, rec.End):
             self.end, self.ended = record, number
             if record.how == "failed":
@@ -286,8 +285,13 @@ class RunPast:
             part(path).streams[path] = given
         return found
 
+    def _forget_points(self) -> None:
+        """From somewhere on the program does something else: its state need not be what it was at its safe points."""
+        self.saved = {path: saved for path, saved in self.saved.items() if not by_itself(path)}
+
     def forget_failure(self, told: str = "") -> None:
         """What made it fail is done anew. ``told`` is where it says that it failed."""
+        self._forget_points()
         self.calls.pop(told, None)
         self._order.pop(told, None)
         for path in self._forget_last({"cancelled", "error"}):
@@ -316,6 +320,11 @@ class RunPast:
         for path in gone:
             del self.calls[path], self._order[path]
         return gone
+
+
+def by_itself(path: str) -> bool:
+    """Whether the program did not ask for the checkpoint at this position: another execution may take none there."""
+    return "!" in path
 
 
 def _around(path: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from holdfast.run import records as rec
 from holdfast.run.arguments import fetch
 from holdfast.run.effects import ENDS, SPAWN
 from holdfast.run.opened import decoded
-from holdfast.run.past import ROLLED_BACK, Past, RunPast
+from holdfast.run.past import ROLLED_BACK, Past, RunPast, by_itself
 from holdfast.run.records import Record
 from holdfast.store.catalog import View
 from holdfast.store.rows import Agent, Branch
@@ -150,5 +150,6 @@ def _of_run(line: Line, run: RunPast) -> Iterator[tuple[bytes, str]]:
             yield given["to"], name
     if run.begin.start:
         yield run.begin.start, name
-    for saved in run.saved.values():
-        yield saved.id, name
+    for path, saved in run.saved.items():
+        if not by_itself(path):
+            yield saved.id, name

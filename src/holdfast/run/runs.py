@@ -21,17 +21,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from holdfast.agent import watchers
+from holdfast.agent.points import BREAKER, TOOL
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import (
     AgentBusy,
+    AtomicOpen,
     BadOption,
     Cancelled,
     Diverged,
     InDoubt,
+    InputError,
     RunRolledBack,
     RunUnfinished,
     Unencodable,
+    UnknownRevision,
     Waiting,
 )
 from holdfast.run import cancelling, queues, waiting
@@ -44,9 +48,9 @@ from holdfast.run.durables import ARGUMENTS, Durable, Options, choose, known, ma
 from holdfast.run.effects import SAVED
 from holdfast.run.order import Order
 from holdfast.run.outcomes import brief_fault, diverged
-from holdfast.run.past import ENDED, LOST, TRACE, Call, Past, RunPast
+from holdfast.run.past import ENDED, GUARDED, LOST, TRACE, Call, Past, RunPast, by_itself
 from holdfast.run.resilience import clock_of
-from holdfast.run.scope import HERE, Lane, Scope, active, branch_of, in_doubt, now_us
+from holdfast.run.scope import EFFECT, HERE, Lane, Scope, active, branch_of, in_doubt, now_us
 from holdfast.run.steps import Request, Steps, Turn, Work, cancelled, cancelled_again, is_cancelled
 from holdfast.run.tools import TOOLS, Tool, tool
 
@@ -89,7 +93,10 @@ class Run(Scope):
         self.lane = Lane(self, label=this.begin.function)
         # Recorded and not reached yet. What is inside a call that has an outcome is not reached again.
         self._waiting = {path: call for path, call in this.calls.items() if not this.is_inside(path)}
-        self._saves = {path: saved for path, saved in this.saved.items() if not this.is_inside(path)}
+        saves = {path: saved for path, saved in this.saved.items() if not this.is_inside(path)}
+        self._saves = {path: saved for path, saved in saves.items() if not by_itself(path)}
+        self._points = {path: saved for path, saved in saves.items() if by_itself(path)}
+        self._live = False
 
     # -- comparing ----------------------------------------------------------------------------------------
 
@@ -125,6 +132,7 @@ class Run(Scope):
             self.write(rec.Cut(now_us(), self.run_id, error.path, numbers, error.expected, error.actual))
             self.order.drop(call.path for call in dropped if call.outcome is not None or call.cancelled)
             self._waiting.clear()
+            self._points.clear()
         log.warning(
             "run %s of %s is resumed with changed code: %s recorded %s, now it is %s; %d recorded reads are dropped",
             self.run_id, self.agent.name, error.path, error.expected, error.actual, len(numbers),
@@ -217,17 +225,17 @@ class Run(Scope):
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
-    def checkpoint(self, lane: Lane, label: str) -> Steps:
+    def checkpoint(self, lane: Lane, label: str, trigger: str = "") -> Steps:
         """Take a checkpoint at this position, or return the recorded one after comparing the states."""
-        found = self._checkpoint(lane, label)
+        found = self._checkpoint(lane, label, trigger)
         return (yield Work(found)) if callable(found) else found
 
-    def checkpoint_later(self, lane: Lane, label: str) -> Steps:
+    def checkpoint_later(self, lane: Lane, label: str, trigger: str = "") -> Steps:
         """As checkpoint(), for async code: the state of this moment. Others go on while it is written.
 
         So the moment at which the caller goes on is recorded, too, as that of any call.
         """
-        found = self._checkpoint(lane, label)
+        found = self._checkpoint(lane, label, trigger)
         path = lane.take(_WRITTEN.name)
         call = self.recorded(path, _WRITTEN, b"", {})
         if call is not None and call.cancelled:
@@ -244,24 +252,91 @@ class Run(Scope):
         yield Turn(self, path)
         return found
 
-    def _checkpoint(self, lane: Lane, label: str) -> Any:
+    def _checkpoint(self, lane: Lane, label: str, trigger: str) -> Any:
         """The recorded checkpoint, or a function that writes one with the state of this moment."""
         path = lane.take("checkpoint")
-        found = self._saves.pop(path, None)
+        found = self._saves.get(path)
         if found is None:
             if path in self._waiting:
                 self._cut(diverged(path, self.describe(self._waiting[path]), "checkpoint"))
             self.check_settled()
-            stack = lane.stack()
-            return self.host.save(
-                label, lambda made, digest: rec.Saved(now_us(), self.run_id, path, made, digest, stack)
-            )
+            return self._save(lane, path, label, trigger=trigger)
+        self._compare(path, found)
+        del self._saves[path]
+        return self.host.saved(found.id)
+
+    def _save(self, lane: Lane, path: str, label: str, **options: Any) -> Callable[[], Any]:
+        stack = lane.stack()
+        return self.host.save(
+            label, lambda made, digest: rec.Saved(now_us(), self.run_id, path, made, digest, stack), **options
+        )
+
+    def _compare(self, path: str, found: rec.Saved) -> None:
         actual = self.host.state_digest()
         if actual != found.digest:
-            self._saves[path] = found
             shown = f"state {found.digest.hex()[:16]}", f"state {actual.hex()[:16]}"
             raise diverged(path, *shown, self.host.difference(found.id))
-        return self.host.saved(found.id)
+
+    # -- safe points ----------------------------------------------------------------------------------------
+
+    def _is_live(self) -> bool:
+        """Whether the program has come to the end of what is recorded: all of that is reached, and was given out."""
+        self._live = self._live or not (self.replaying or self._points or self.order.waiting_for)
+        return self._live
+
+    def complete(self, record: rec.Done | rec.Decision, stowed: Stowed | None = None, *, soon: bool = False) -> int:
+        self._live = True
+        self._points.clear()  # what it has not come by is not there any more
+        return super().complete(record, stowed, soon=soon)
+
+    def around(self, lane: Lane, path: str, tool: Tool, when: str) -> None:
+        asked = tool.checkpoint == when
+        event = f"{when} write" if tool.kind in GUARDED else when
+        self.point(lane, f"{path}!{when}", event, f"{when} {tool.name}", TOOL if asked else "")
+
+    def opened(self, lane: Lane, path: str, label: str) -> None:
+        try:
+            self.point(lane, f"{path}!breaker", "", label, BREAKER)
+        except InputError as error:  # of the state: it was a courtesy, and the program will be told at its own
+            log.warning("no checkpoint was taken: %s: %s", label, error)
+
+    def point(self, lane: Lane, path: str, event: str, label: str, asked: str = "") -> Any:
+        """The run is at a safe point: save it if its policy says so, or somebody has asked. Gives what was saved.
+
+        The position takes no number, so that another execution, with another policy, need not take it. One that comes
+        by compares the states. Nobody waits until it is durable: the next intent does, and whoever waited in async code
+        would go on in another order than the next time. What the policy saves is a courtesy: if that fails it is the
+        program's business when it asks for a checkpoint itself.
+        """
+        if self._points and (found := self._points.pop(path, None)) is not None:
+            self._compare(path, found)
+            with suppress(UnknownRevision):  # it was let go: nothing depends on it
+                return self.host.saved(found.id)
+            return None
+        trigger = asked or self.host.due(event)
+        if (
+            not trigger
+            or not self._is_live()
+            or lane.stray
+            or self.ended
+            or self.given_up
+            or self.unsettled
+            or self.broken
+        ):
+            return None
+        if not asked and EFFECT.get() is not None:
+            return None
+        try:
+            if not asked and not self.host.changed:
+                return None
+            return self._save(lane, path, label, trigger=trigger, lazy=True)()
+        except AtomicOpen:
+            return None
+        except InputError as error:
+            if asked:
+                raise
+            log.warning("no checkpoint of %s was taken at %s: %s", self.agent.name, path, error)
+            return None
 
 
 @tool(name=SAVED, effect="read")

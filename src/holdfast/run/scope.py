@@ -146,9 +146,11 @@ class Scope(ABC):
     def several(self) -> None:
         self.order.several()
 
-    def keeps(self, tool: Tool) -> bool:  # noqa: ARG002 - a plain loop names it
-        """Whether a checkpoint is taken around the calls of a tool that asks for that."""
-        return True
+    def around(self, lane: Lane, path: str, tool: Tool, when: str) -> None:  # noqa: B027 - a run takes checkpoints
+        """A call begins, or has ended (``when``: before or after): in a run, a safe point."""
+
+    def opened(self, lane: Lane, path: str, label: str) -> None:  # noqa: B027 - as above
+        """A breaker opened in the call at ``path``."""
 
     def give_up(self) -> None:
         """Somebody cancels the run itself. It will be executed again, and come by here without that."""
@@ -288,14 +290,14 @@ def in_doubt(scope: Scope, calls: list[Call]) -> InDoubt:
 
 def safe(name: str) -> str:
     """A name as it stands in a path."""
-    return name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
+    return name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A").replace("!", "%21")
 
 
 class Lane:
     """One flow of control: a prefix of paths, and the number of the next call."""
 
     __slots__ = (
-        "_next", "_owner", "_steps", "_stray", "_tasks", "above", "inside", "label", "prefix", "scope",
+        "_next", "_owner", "_points", "_steps", "_stray", "_tasks", "above", "inside", "label", "prefix", "scope",
     )  # fmt: skip
 
     def __init__(self, scope: Any, prefix: str = "", above: Lane | None = None, label: str = "") -> None:
@@ -304,6 +306,7 @@ class Lane:
         self.above = above
         self.label = label  # what people see of it in a stack
         self._next = 0
+        self._points = 0
         self._tasks = 0
         self._steps: dict[str, int] = {}
         self._owner: Any = None
@@ -328,9 +331,19 @@ class Lane:
         self._next += 1
         return path
 
+    def point(self) -> int:
+        """The number of a safe point that the program declares here. Calls have numbers of their own."""
+        self._points += 1
+        return self._points - 1
+
+    @property
+    def stray(self) -> bool:
+        """Whether this flow of a run has no position."""
+        return self._stray
+
     def step(self, name: str) -> Lane:
-        """The lane of a step that begins here."""
-        shown = safe(check_text(name, "a step's name"))  # which is part of every path below it
+        """The lane of a phase that begins here."""
+        shown = safe(check_text(name, "a phase's name"))  # which is part of every path below it
         occurrence = self._steps.get(shown, 0)
         self._steps[shown] = occurrence + 1
         lane = Lane(self.scope, f"{self.prefix}{shown}:{occurrence}/", self, name)

@@ -239,38 +239,6 @@ class Park(Request):
         await self.order.parked(self.path, self.took_s)
 
 
-class Keep(Request):
-    """Take a checkpoint that the program of a run did not ask for: a tool or a breaker did.
-
-    A tool's has a position like any other. A breaker's (not ``placed``) has none, because it does not open again when
-    the run is executed again: a note says that the run has taken it.
-    """
-
-    def __init__(self, lane: Lane, label: str, *, placed: bool = True) -> None:
-        self.lane, self.label, self.placed = lane, label, placed
-        self.run: Any = lane.scope
-
-    def now(self) -> None:
-        if self.placed:
-            drive(self.run.checkpoint(self.lane, self.label))
-        else:
-            self._fixed()()
-
-    async def later(self) -> None:
-        if self.placed:
-            await drive_later(self.run.checkpoint_later(self.lane, self.label))
-        else:
-            await Work(self._fixed()).later()
-
-    def _fixed(self) -> Callable[[], Any]:
-        """What writes the state of this moment."""
-        at, path = clock_of(self.run.agent).wall_us(), f"{self.lane.path}!"
-        write: Callable[[], Any] = self.run.agent.save(
-            self.label, lambda made, _digest: rec.Note(at, self.run.run_id, "auto", made.hex(), None, path + made.hex())
-        )
-        return write
-
-
 class Invoke(Request):
     """Call the tool itself."""
 

@@ -16,6 +16,8 @@ from uuid import uuid4
 import holdfast.agent.store as below
 from holdfast.agent.fleet import Page
 from holdfast.agent.opened import adopt, settle
+from holdfast.agent.points import DEFAULT
+from holdfast.agent.when import When
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
 from holdfast.run import fleet, opened, queues, schedule, waiting
 from holdfast.run.arguments import refuse
@@ -75,6 +77,7 @@ class Store(below.Store):
         takeover: bool = False,
         recover: bool = False,
         config: Any = None,
+        when: When | None = DEFAULT,
     ) -> Agent:
         """The agent of that name, its last state already there.
 
@@ -86,6 +89,8 @@ class Store(below.Store):
         - ``recover``: where its state cannot be trusted (``Damaged``), continue from the newest valid checkpoint, on a
           new branch.
         - ``config``: anything that can be saved; its digest goes into the metadata of each checkpoint.
+        - ``when``: when it is saved by itself; None: only when the program says so. Not given: what ``holdfast.toml``
+          says, in the store's directory or the one that this is in, else ``When(adaptive=True)``.
         """
         end_s = time.monotonic() + wait_s
         while True:
@@ -99,6 +104,7 @@ class Store(below.Store):
                 takeover=takeover,
                 recover=recover,
                 config=config,
+                when=when,
             )
             handle = cast("Agent", made)  # _handle says what is made
             if not handle._alone or handle._lane() is not None:

@@ -74,6 +74,8 @@ def _nothing() -> None:
 class AdvisoryLease:
     """The lock of one generation of a branch. If its connection is lost, it is taken again on the next one."""
 
+    unclean = False  # a server frees the lock of whoever has gone, however that was
+
     def __init__(
         self, leases: AdvisoryLeases, branch: bytes, b: int, generation: int, who: Mapping[str, object]
     ) -> None:

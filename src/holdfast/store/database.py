@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 import uuid as uuids
 import weakref
@@ -332,6 +333,8 @@ def _at_exit() -> None:
             if left > 0:
                 one.check_usable()
                 one.flush(left)
+                if getattr(sys, "last_value", None) is None and isinstance(one.leases, FileLeases):
+                    one.leases.end_well()
 
 
 # -- opening -------------------------------------------------------------------------------------------------------

@@ -151,6 +151,8 @@ class Lease(Protocol):
 
     b: int
     generation: int
+    unclean: bool
+    """Whether whoever had the branch before has not given it back, as far as that can be told."""
 
     @property
     def held(self) -> bool: ...

@@ -50,6 +50,7 @@ class FileLease:
     """The lock of one generation of a branch, and with it the right to write, unless a later generation was taken."""
 
     fresh = True  # whoever has passed us over sees on this machine whether we live
+    unclean = False  # whoever had the branch before has not given it back: its process was killed, or failed
     _file: FileIO | None = None
 
     def __init__(self, path: Path, b: int, generation: int, who: Mapping[str, object]) -> None:
@@ -102,6 +103,16 @@ class FileLease:
             return self._file is not None and _same_file(self._file, self.path)
         except OSError as error:
             raise unavailable(error, f"looking at locks/{self.path.name}") from error
+
+    def described(self) -> bool:
+        """Whether a holder is named in it. When one ends well, the file is removed, or at least empty."""
+        return self._file is not None and os.fstat(self._file.fileno()).st_size > 0
+
+    def end_well(self) -> None:
+        """The process ends, and nothing failed. The lock stays: a thread may still be at something."""
+        with suppress(OSError, ValueError):
+            if self._file is not None:
+                os.ftruncate(self._file.fileno(), 0)
 
     def describe(self, cipher: Cipher) -> None:
         """Say in the file who holds it."""
@@ -215,6 +226,7 @@ class FileLeases:
         about = {**describe_self(), **who}
 
         def attempt(generation: int) -> FileLease | None:
+            left = False
             with ExitStack() as held, ExitStack() as undo:
                 if generation and not takeover:
                     # Whoever has released the branch, and takes it up again at this moment, must not be passed over.
@@ -222,6 +234,7 @@ class FileLeases:
                     held.callback(current.release)
                     if not current.sound():
                         return None
+                    left = current.described()
                 # The next generation's file comes before the catalog, so that whoever sees the new number in the
                 # catalog finds its lock held.
                 lease = self._lock(self._path(branch, generation + 1), b, generation + 1, about)
@@ -234,6 +247,7 @@ class FileLeases:
                 undo.pop_all()
             if generation and takeover:
                 self._discard(self._path(branch, generation))
+            lease.unclean = left
             return lease
 
         lease = had(lambda: once(partial(attempt, read())), wait_s)
@@ -297,6 +311,13 @@ class FileLeases:
             lease = one()
             if lease is not None:
                 lease.abandon()
+
+    def end_well(self) -> None:
+        """Whoever takes a branch next is not to think that we failed."""
+        for one in tuple(self._all):
+            lease = one()
+            if lease is not None:
+                lease.end_well()
 
     def close(self) -> None:
         for one in tuple(self._all):

@@ -38,6 +38,7 @@ _NO_PARENT = b"\xc4\x00"
 _ID = b"\xc4\x20"
 
 _TYPES = [int, bytes, int, list, bytes, list, bytes, str, int, bytes, str, bytes]
+_COST_TYPES = [str, int, int, int, int]
 _LENGTH = struct.Struct(">I")
 
 TIME_MAX = 2**57
@@ -48,6 +49,22 @@ COMPRESS_FROM_BYTES = 4096
 """Below, a frame's header and the time cost more than they save: the row's page is written in any case."""
 
 _RAW, _ZSTD = b"\0", b"\1"
+
+
+class Cost(NamedTuple):
+    """What asked for a checkpoint ("": the program), and what the one before it cost, which is known by then.
+
+    ``elapsed_ms`` is the time since that one, or since the writer began, by a clock that nobody sets. ``stall_us``: how
+    long the program stood still for the one before, ``durable_us``: how long it took until that was durable, or, if it
+    is not yet, the newest before it that is; 0 where this writer has made none. ``failures``: how often the agent has
+    failed since then.
+    """
+
+    trigger: str
+    elapsed_ms: int
+    stall_us: int
+    durable_us: int
+    failures: int = 0
 
 
 class Manifest(NamedTuple):
@@ -64,6 +81,7 @@ class Manifest(NamedTuple):
     nonce: bytes
     kind: str
     target: bytes
+    cost: Cost | None = None
 
     @classmethod
     def make(
@@ -78,9 +96,10 @@ class Manifest(NamedTuple):
         time_us: int,
         kind: str = "checkpoint",
         target: bytes = b"",
+        cost: Cost | None = None,
     ) -> Manifest:
-        layers = [(STATE, sections)]
-        return cls(parent, depth, layers, operations, effects, metadata, label, time_us, _nonces.make(), kind, target)
+        layers, nonce = [(STATE, sections)], _nonces.make()
+        return cls(parent, depth, layers, operations, effects, metadata, label, time_us, nonce, kind, target, cost)
 
     @property
     def sections(self) -> Sections:
@@ -92,9 +111,11 @@ class Manifest(NamedTuple):
         return [*(root for _, sections in self.layers for _, root in sections), self.metadata]
 
     def encode(self) -> bytes:
-        parent, depth, layers, operations, effects, *rest = self
+        parent, depth, layers, operations, effects, *rest, cost = self
         flat = [[name, [part for pair in sections for part in pair]] for name, sections in layers]
         parts = [VERSION, parent, depth, flat, operations, list(effects), *rest]
+        if cost is not None:
+            parts.append(list(cost))
         try:
             return packb(parts)
         except TypeError:  # a section's name is no text in UTF-8
@@ -109,14 +130,15 @@ class Manifest(NamedTuple):
                 parts = decode(data)
             except HoldfastError as error:
                 raise _malformed(data) from error
+        cost = _cost(parts.pop(), data) if type(parts) is list and len(parts) > len(_TYPES) else None
         if type(parts) is not list or list(map(type, parts)) != _TYPES or parts[0] != VERSION:
             raise _malformed(data)
         _, parent, depth, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
         if list(map(type, effects)) != [int, bytes] or not all(map(_is_layer, flat)) or not 0 <= time_us < TIME_MAX:
             raise _malformed(data)
         layers = [(name, list(zip(pairs[::2], pairs[1::2], strict=True))) for name, pairs in flat]
-        position, chain = effects
-        return cls(parent, depth, layers, operations, (position, chain), metadata, label, time_us, nonce, kind, target)
+        end = (effects[0], effects[1])
+        return cls(parent, depth, layers, operations, end, metadata, label, time_us, nonce, kind, target, cost)
 
 
 class _Nonces:
@@ -139,6 +161,16 @@ def _is_layer(layer: Any) -> bool:
         return False
     names, roots = layer[1][::2], layer[1][1::2]
     return set(map(type, names)) <= {str} and all(type(root) is bytes and len(root) == 32 for root in roots)
+
+
+def _cost(parts: Any, data: bytes) -> Cost:
+    if (
+        type(parts) is not list
+        or list(map(type, parts)) != _COST_TYPES
+        or not all(0 <= n < TIME_MAX for n in parts[1:])
+    ):
+        raise _malformed(data)
+    return Cost(*parts)
 
 
 def _malformed(data: bytes) -> Damaged:

@@ -52,7 +52,9 @@ class Job(Generic[T]):
     failures: ClassVar[int] = 0  # another number after each job, of any store, that was not made
     _failures: ClassVar[Iterator[int]] = count(1)
 
-    __slots__ = ("_done", "_error", "_over", "_taken", "at", "bare", "handed", "lazy", "result", "size_bytes", "work")
+    __slots__ = (
+        "_done", "_error", "_over", "_taken", "at", "bare", "ended_s", "handed", "lazy", "result", "size_bytes", "work",
+    )  # fmt: skip
 
     def __init__(
         self, work: Work[T] | Callable[[], T], *, lazy: bool = False, size_bytes: int = 0, bare: bool = False
@@ -62,6 +64,7 @@ class Job(Generic[T]):
         self.lazy = lazy
         self.size_bytes = size_bytes
         self.at = 0.0
+        self.ended_s = 0.0  # when it was finished
         self.handed = False  # handing it a second time, after an interrupt, does nothing
         self.result: T | None = None
         self._over = False
@@ -97,6 +100,7 @@ class Job(Generic[T]):
 
     def finish(self, error: BaseException | None = None) -> None:
         self._error = error
+        self.ended_s = time.monotonic()
         self._over = True
         if error is not None:
             Job.failures = next(Job._failures)

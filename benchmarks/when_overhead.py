@@ -1,0 +1,111 @@
+"""What policies add to the run time of an agent whose tools take 50 ms: none, every step, and the default.
+
+The same work is done with each policy, in turns, in one process and one store; a ratio compares a round with the round
+without a policy beside it, so that what else the machine does counts for both. In a plain loop and in a durable
+function. `benchmarks/when.py --overhead`, or see --help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import holdfast
+from holdfast import When
+
+TOOL_S = 0.05
+STEPS = 20
+POLICIES: dict[str, When | None] = {"none": None, "every step": When(every_steps=1), "default": When(adaptive=True)}
+LIMITS = {"every step": 0.02, "default": 0.01}
+"""What each may add."""
+MESSAGE = {"role": "assistant", "content": "x" * 1_000}
+
+
+@holdfast.tool(name="overhead.search", effect="read")
+def search(number: int) -> dict[str, str]:
+    time.sleep(TOOL_S)
+    return {**MESSAGE, "number": str(number)}
+
+
+def work(agent: holdfast.Agent) -> None:
+    messages = agent.state["messages"]
+    for number in range(STEPS):
+        messages.append(search(number))
+        agent.step()
+
+
+@holdfast.durable
+def travel(agent: holdfast.Agent) -> None:
+    work(agent)
+
+
+def loop(agent: holdfast.Agent) -> None:
+    with agent:
+        work(agent)
+
+
+def once(store: holdfast.Store, how: str, policy: str) -> float:
+    """Seconds of one round."""
+    agent = store.agent(f"{how}-{policy}".replace(" ", "-"), when=POLICIES[policy])
+    agent.state.setdefault("messages", [])
+    agent.checkpoint()
+    began = time.perf_counter()
+    if how == "loop":
+        loop(agent)
+    else:
+        agent.run(travel)
+    took = time.perf_counter() - began
+    if agent.dirty:
+        agent.checkpoint()
+    return took
+
+
+def measure(folder: Path, rounds: int) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    with holdfast.open(folder / "store") as store:
+        for how in ("loop", "run"):
+            took: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+            for number in range(rounds + 1):
+                order = list(POLICIES)
+                order = order[number % 3 :] + order[: number % 3]
+                for policy in order:
+                    seconds = once(store, how, policy)
+                    if number:  # the first warms up
+                        took[policy].append(seconds)
+            for policy, limit in LIMITS.items():
+                ratios = [a / b - 1 for a, b in zip(took[policy], took["none"], strict=True)]
+                costs = store.costs(f"{how}-{policy}".replace(" ", "-"))
+                found[f"{how}, {policy}"] = {
+                    "added": median(ratios),
+                    "limit": limit,
+                    "checkpoints": costs.checkpoints,
+                    "stall_p50_s": costs.stall.p50_s if costs.stall is not None else None,
+                    "none_s": median(took["none"]),
+                }
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=20, help="rounds of each policy (default: 20)")
+    options.add_argument("--folder", type=Path, help="where the store is made (default: a temporary directory)")
+    options.add_argument("--json", action="store_true", help="print JSON")
+    given = options.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        found = measure(Path(folder), given.rounds)
+    if given.json:
+        print(json.dumps(found, indent=2))
+    for name, one in () if given.json else found.items():
+        kept = "" if one["added"] <= one["limit"] else "  MISSED"
+        print(f"{name:20}  +{one['added']:.2%} of the run time (at most {one['limit']:.0%}){kept}")
+    return int(any(one["added"] > one["limit"] for one in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

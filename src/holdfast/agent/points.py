@@ -1,0 +1,256 @@
+"""Safe points: whether an agent that has come to one is to be saved there, and where its policy comes from.
+
+Owns the file ``holdfast.toml``, the schedule of one agent, what its history says about cost and failures, and the
+blocks in the middle of which nothing is saved. Must not know how a checkpoint is written, nor of runs. What always
+holds: nothing here saves anything by itself, and no other thread does: whoever comes to a safe point asks; times are
+those of a clock that nobody sets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent import metadata
+from holdfast.agent.schedule import Past, Schedule
+from holdfast.agent.when import When
+from holdfast.codec.operations import operations_size
+from holdfast.errors import BadOption, Damaged, Forgotten
+from holdfast.store.files import unavailable
+
+if TYPE_CHECKING:
+    from holdfast.agent.agent import Agent
+
+log = logging.getLogger("holdfast.agent")
+
+DEFAULT = When(adaptive=True)
+"""What counts where nobody says anything."""
+
+FILE = "holdfast.toml"
+FILE_MAX_BYTES = 2**20
+
+PAST_MAX = 256
+"""Checkpoints of a history that say what the next one costs: enough for a mean, and read in a few milliseconds."""
+
+END, GATE, GATE_FAILED, PHASE_FAILED, RUN, TOOL, BREAKER = (
+    "end", "gate", "gate failed", "phase failed", "run", "tool", "breaker",
+)  # fmt: skip
+"""What asks for a checkpoint besides a schedule: the end of ``with agent:``, a gate, a run that begins or ends, ..."""
+
+
+class Pace:
+    """When one agent is saved. The policy may be None: then it is saved when the program says so."""
+
+    def __init__(self, agent: Agent, when: When | None) -> None:
+        self.when = when
+        self._agent = agent
+        self._schedule: Schedule | None = None  # made at the first safe point: before, nobody needs it
+        self._opened_s = monotonic()
+        self._torn: set[object] = set()  # whoever has left a block with an exception
+        if when is not None and when is not DEFAULT:  # whoever asks for something is told if it cannot be
+            self._schedule = Schedule(when, self._opened_s, self._past(when))
+
+    @property
+    def schedule(self) -> Schedule | None:
+        if self._schedule is None and self.when is not None:
+            self._schedule = Schedule(self.when, self._opened_s, self._past(self.when))
+        return self._schedule
+
+    def due(self, event: str = "") -> str | None:
+        """What asks for a checkpoint at this safe point, None if nothing does. Without an event it is a step."""
+        schedule = self._schedule if self._schedule is not None else self.schedule
+        if schedule is None:
+            return None
+        now_s = monotonic()
+        asked = schedule.event(event, now_s) if event else schedule.step(now_s, self._changed_bytes, _load)
+        if asked is None:
+            return None
+        self._warn(schedule.overdue(now_s))
+        return asked if self.whole else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody is in the middle of a block, or has left one with an exception."""
+        writer = self._agent._writer
+        return not self._torn and (writer is None or not writer.atomic)
+
+    def saved(self, cost_s: float) -> None:
+        """A checkpoint was made, by whomever: so the state is one that somebody meant."""
+        self._torn.clear()
+        if self._schedule is not None:
+            now_s = monotonic()
+            self._warn(self._schedule.overdue(now_s))
+            self._schedule.saved(now_s, cost_s)
+
+    def unchanged(self) -> None:
+        """A checkpoint was due, and there is nothing to save."""
+        if self._schedule is not None:
+            self._schedule.unchanged(monotonic())
+
+    def failed(self) -> None:
+        """The agent failed, or was rolled back. The next checkpoint says so, for whoever opens it later."""
+        if self._agent._writer is not None:
+            self._agent._writer.failed += 1
+        if self._schedule is not None:
+            self._schedule.failed(monotonic())
+
+    def moved(self) -> None:
+        """The state is another one: what was left in the middle of a block is gone."""
+        self._torn.clear()
+
+    # -- blocks -------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """From now on nothing is saved: whoever is saving has the document's lock until the state is fixed."""
+        writer = self._agent._check_writer()
+        with self._agent._document.lock:
+            writer.atomic += 1
+
+    def leave(self, *, well: bool) -> None:
+        writer = self._agent._writer
+        if writer is None:
+            return
+        me = _flow()
+        with self._agent._document.lock:
+            if well:
+                self._torn.discard(me)
+            else:
+                self._torn.add(me)
+            writer.atomic -= 1
+        if not well and not writer.atomic:
+            log.warning(
+                "an exception left `with agent.atomic():` of %s; nothing is saved by itself until such a block ends"
+                " well, or you call agent.checkpoint() or agent.rollback()",
+                self._agent.name,
+            )
+
+    # -- what is known ------------------------------------------------------------------------------------
+
+    def _changed_bytes(self) -> int:
+        """What a checkpoint would have to write now, without what describes it."""
+        document, writer = self._agent._document, self._agent._writer
+        found = document.capture(writer.under_way if writer is not None else ())
+        return operations_size(found.operations) + sum(map(len, found.chunks.values()))
+
+    def _past(self, when: When) -> Past:
+        """What the newest checkpoints say. By their own clocks: what was set since makes no difference."""
+        agent, writer = self._agent, self._agent._writer
+        failures, seconds, costs = writer.failed if writer is not None else 0, 0.0, []
+        with suppress(Damaged, Forgotten):  # what is left says enough
+            for point in islice(agent._db.view.walk(agent._branch.head), PAST_MAX if when.adaptive else 0):
+                cost = point.manifest.cost
+                if cost is not None:
+                    failures += cost.failures
+                    seconds += cost.elapsed_ms / 1e3
+                    costs += [cost.stall_us] if cost.stall_us else []
+        return Past(failures, seconds, median(costs) / 1e6 if costs else None)
+
+    def _warn(self, late_s: float | None) -> None:
+        if late_s is not None:
+            file, line = metadata.called_from()
+            log.warning(
+                "%s had no safe point for %.0f s, before %s line %d: nothing could be saved meanwhile; call"
+                " agent.step() in the loop that leads there",
+                self._agent.name, late_s, file, line,
+            )  # fmt: skip
+
+
+class Atomic:
+    """``with agent.atomic():``: in the middle of it nothing is saved."""
+
+    __slots__ = ("_pace",)
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def __enter__(self) -> None:
+        self._pace.enter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pace.leave(well=kind is None)
+
+
+def _flow() -> object:
+    """Who is executing: the current task of asyncio, or the thread."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and asyncio._get_running_loop() is not None:
+        return asyncio.current_task() or threading.get_ident()
+    return threading.get_ident()
+
+
+def _load() -> float:
+    """Processes that want to run, for each processor."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+# -- the file -------------------------------------------------------------------------------------------------
+
+
+def find_when(place: str, agent: str, *, is_directory: bool) -> When | None:
+    """The policy of an agent where its program gives none: of the store's file, or the project's, or the default.
+
+    The project is the directory that the store's is in; for a store on a server, the one that the program was started
+    in. If both files say something about the agent, they have to say the same.
+    """
+    folders = [Path(place), Path(place).parent] if is_directory else [Path()]
+    found = [(file, said[0]) for file in (folder / FILE for folder in folders) if (said := _said(file, agent))]
+    for file, when in found[1:]:
+        if when != found[0][1]:
+            raise BadOption(
+                f"{found[0][0]} and {file} disagree about when to checkpoint {agent!r}; it was not opened",
+                hint="Take it out of one of them, or say it in the program: store.agent(name, when=...).",
+            )
+    return found[0][1] if found else DEFAULT
+
+
+def _said(file: Path, agent: str) -> tuple[When | None] | None:
+    """What a file says about an agent, alone in a tuple; None if it says nothing, or is not there."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(FILE_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unavailable(error, f"reading {file}") from error
+    import tomllib  # few stores have such a file
+
+    try:
+        if len(data) > FILE_MAX_BYTES:
+            raise ValueError(f"it is longer than {FILE_MAX_BYTES:,} bytes")
+        content = tomllib.loads(data.decode())
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise BadOption(f"{file} cannot be read: {error}", hint="See the guide, When to checkpoint.") from error
+    _check_keys(content, {"when"}, str(file))
+    said = content.get("when")
+    if not isinstance(said, dict):
+        return None if said is None else (_policy(said, f"{file}, when"),)
+    single = said.pop("agents", {})
+    if not isinstance(single, dict):
+        raise BadOption(f"{file}, when.agents: a table is needed", hint='Write [when.agents."trip-*"].')
+    # All are read, so that a mistake is found when the file is used first, and not when that agent is opened.
+    policies = {pattern: _policy(one, f"{file}, when.agents.{pattern}") for pattern, one in single.items()}
+    common = [_policy(said, f"{file}, when")] if said else []
+    if agent in policies:
+        return (policies[agent],)
+    fits = [policies[pattern] for pattern in policies if fnmatchcase(agent, pattern)]
+    return ((*fits, *common)[0],) if fits or common else None
+
+
+def _policy(said: Any, where: str) -> When | None:
+    """A table, or ``false``: only when the program says so."""
+    return None if said is False else When.from_table(said, where)
+
+
+def _check_keys(content: dict[str, Any], known: set[str], where: str) -> None:
+    for key in content:
+        if key not in known:
+            raise BadOption(f"{where}: there is no {key!r}", hint=f"It may have {', '.join(sorted(known))}.")

@@ -1,0 +1,196 @@
+"""When to checkpoint: what a user may ask for, checked, written down in a file, and said in words.
+
+Owns the options and nothing else: it has no clock, no agent and no store. ``schedule`` follows them. What always
+holds: a ``When`` that exists asks for something, its parts do not contradict each other, and every number is within its
+limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from holdfast.errors import BadOption
+
+SPAN_MIN_S = 0.001
+"""Less than a checkpoint takes: one would follow the other."""
+SPAN_MAX_S = 31 * 86_400.0
+"""Whoever wants fewer than one a month asks for them by hand."""
+STEPS_MAX = 10**9
+BYTES_MAX = 2**40
+
+_COUNTS = {"every_steps": STEPS_MAX, "changed_bytes": BYTES_MAX}
+_SIDES = ("before", "after")
+_SWITCHES = ("at_phase", "adaptive", "background")
+_ASKING = ("every_s", "every_steps", "before", "after", "changed_bytes", "at_phase", "adaptive")
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """When an agent checkpoints by itself, always at a safe point. Whatever comes first asks.
+
+    ``every_s``: so many seconds after the last checkpoint. ``every_steps``: at so many steps after it.
+    ``changed_bytes``: when so much has changed since then. ``at_phase``: at the end of each phase. ``before="write"``
+    and ``after="write"``: before and after each tool that writes, inside runs only.
+
+    ``adaptive``: at intervals that follow what a checkpoint of this agent costs and how often it fails, from ``min_s``
+    to ``max_s``. Together with ``every_s`` it may come sooner than that, never later; so ``every_s`` has to be above
+    ``min_s``.
+
+    ``background``: the agent waits only until its state is captured; the store's writer makes it durable.
+    """
+
+    every_s: float | None = None
+    every_steps: int | None = None
+    before: Literal["write"] | None = None
+    after: Literal["write"] | None = None
+    changed_bytes: int | None = None
+    at_phase: bool = False
+    adaptive: bool = False
+    min_s: float = 1.0
+    max_s: float = 600.0
+    background: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in ((name, getattr(self, name)) for name in _ALLOWED):
+            if not _fits(name, value):
+                raise BadOption(f"{name}={value!r:.80}", hint=f"Use {_ALLOWED[name]}.")
+        if all(getattr(self, name) in {None, False} for name in _ASKING):
+            raise BadOption(
+                "a When without a trigger would never checkpoint",
+                hint="Say when: When(adaptive=True), or When(every_s=30). For checkpoints by hand only, use when=None.",
+            )
+        if self.min_s > self.max_s:
+            raise BadOption(
+                f"min_s={self.min_s:g} is above max_s={self.max_s:g}",
+                hint="Use a min_s that is not above max_s.",
+            )
+        if not self.adaptive:
+            for name in ("min_s", "max_s"):
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise BadOption(
+                        f"{name} without adaptive would do nothing",
+                        hint=f"It limits the interval of adaptive=True. Add that, or leave {name} out.",
+                    )
+        elif self.every_s is not None and self.every_s <= self.min_s:
+            raise BadOption(
+                f"every_s={self.every_s:g} is not above min_s={self.min_s:g}, so adaptive would never ask",
+                hint="Leave one of the two out, or lower min_s.",
+            )
+
+    # -- in words ---------------------------------------------------------------------------------------
+
+    def words(self) -> list[str]:
+        """What it does, in plain sentences."""
+        said = []
+        if self.adaptive:
+            least, most = span_words(self.min_s), span_words(self.max_s)
+            said.append(
+                f"It follows cost and failures: a checkpoint every {least} to {most}, more often when the agent fails"
+                " more often, less often when a checkpoint takes longer."
+            )
+        if self.every_s is not None:
+            first = "At the latest, it" if self.adaptive else "It"
+            said.append(f"{first} saves {span_words(self.every_s)} after the last checkpoint.")
+        if self.every_steps is not None:
+            said.append(
+                "It saves at every step." if self.every_steps == 1 else f"It saves every {self.every_steps:,} steps."
+            )
+        if self.changed_bytes is not None:
+            said.append(f"It saves when {self.changed_bytes:,} bytes have changed since the last checkpoint.")
+        if self.at_phase:
+            said.append("It saves at the end of each phase.")
+        sides = " and ".join(name for name in _SIDES if getattr(self, name) is not None)
+        if sides:
+            said.append(f"Inside a run, it saves {sides} each tool that writes.")
+        said.append("Each of these waits for the next safe point, and saves nothing if nothing has changed.")
+        if self.background:
+            said.append(
+                "The agent waits only until its state is captured. The store makes it durable in the background."
+            )
+        return said
+
+    # -- written down -----------------------------------------------------------------------------------
+
+    def to_table(self) -> dict[str, Any]:
+        """Only what was asked for, as ``from_table`` reads it."""
+        return {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], where: str) -> When:
+        """Read a table of a file. ``where`` names the file and the table, for errors."""
+        if not isinstance(table, Mapping):
+            raise BadOption(f"{where}: a table is needed, not {table!r:.80}", hint=f"It may have {_listed(_DEFAULTS)}.")
+        for name, value in table.items():
+            if name not in _DEFAULTS:
+                raise BadOption(
+                    f"{where}: there is no {name!r:.80}", hint=f"{_meant(name)}It may have {_listed(_DEFAULTS)}."
+                )
+            if value is None or not _fits(name, value):
+                raise BadOption(f"{where}: {name} = {_shown(value)}", hint=f"Use {_in_files(_ALLOWED[name])}.")
+        try:
+            return cls(**table)
+        except BadOption as error:
+            raise BadOption(f"{where}: {error.message}", hint=error.hint) from None
+
+
+_DEFAULTS = {field.name: field.default for field in fields(When)}
+_ALLOWED = {
+    "every_s": f"seconds from {SPAN_MIN_S:g} to {SPAN_MAX_S:,.0f}, or None",
+    "every_steps": f"a whole number from 1 to {STEPS_MAX:,}, or None",
+    "before": '"write" or None',
+    "after": '"write" or None',
+    "changed_bytes": f"a whole number from 1 to {BYTES_MAX:,}, or None",
+    "at_phase": "True or False",
+    "adaptive": "True or False",
+    "min_s": f"seconds from {SPAN_MIN_S:g} to {SPAN_MAX_S:,.0f}",
+    "max_s": f"seconds from {SPAN_MIN_S:g} to {SPAN_MAX_S:,.0f}",
+    "background": "True or False",
+}
+
+
+def _fits(name: str, value: Any) -> bool:
+    """True and False are no numbers here: ``every_s=True`` would mean a second."""
+    if name in _SWITCHES:
+        return type(value) is bool
+    if value is None:
+        return _DEFAULTS[name] is None
+    if name in _SIDES:
+        return isinstance(value, str) and value == "write"
+    if name in _COUNTS:
+        return type(value) is int and 1 <= value <= _COUNTS[name]
+    return type(value) in {int, float} and SPAN_MIN_S <= value <= SPAN_MAX_S
+
+
+def _in_files(allowed: str) -> str:
+    """Files have no None, and write their switches small."""
+    return allowed.replace(" or None", "").removesuffix(",").replace("True or False", "true or false")
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if type(value) is bool else f"{value!r:.80}"
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}"
+
+
+def _meant(name: object) -> str:
+    from difflib import get_close_matches  # only mistakes come here
+
+    near = get_close_matches(str(name), _DEFAULTS, 1)
+    return f"Did you mean {near[0]}? " if near else ""
+
+
+def span_words(seconds: float) -> str:
+    """``90`` -> ``90 seconds``; ``3600`` -> ``1 hour``."""
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= size and seconds % size == 0:
+            return _plural(seconds / size, unit)
+    return _plural(seconds, "second") if seconds >= 1 else _plural(seconds * 1000, "millisecond")
+
+
+def _plural(number: float, unit: str) -> str:
+    return f"{number:g} {unit}{'' if number == 1 else 's'}"
