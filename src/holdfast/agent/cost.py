@@ -91,6 +91,7 @@ class Costs(Struct, frozen=True):
     recent: list[Recent]
 
     def to_json(self) -> dict[str, Any]:
+        """All of it, as `holdfast stats --json` prints it."""
         found: dict[str, Any] = to_builtins(self)
         return found
 
