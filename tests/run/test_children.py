@@ -166,6 +166,23 @@ def test_joining_a_cancelled_child_raises_the_same_when_the_parent_is_executed_a
     assert set(told) == {("Cancelled", "child trip-7/bags failed: Cancelled: trip-7/bags was cancelled by trip-7")}
 
 
+def test_a_child_that_has_ended_is_joined_again_after_a_restart(opened, world, book):
+    crash = [True]
+    job = pack(book)
+
+    def work(agent):
+        child = agent.spawn(job, "bags", "bags")
+        found = [child.join()]
+        if crash and crash.pop():
+            raise Crash
+        return [*found, child.join()]
+
+    with pytest.raises(Crash):
+        opened().run(work)
+    assert opened().run(work) == [{"packed": "bags"}] * 2
+    assert world.calls == [("book", "bags")]
+
+
 # -- a child that is not where its parent is --------------------------------------------------------------------
 
 
@@ -587,6 +604,29 @@ def test_async_children_are_tasks_of_the_loop_and_shift_no_positions(opened, wor
         asyncio.run(go())
     assert asyncio.run(go()) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
     assert sorted(world.calls) == ["a0", "a1", "a2", "b0", "b1", "b2", "own"]
+
+
+def test_an_async_child_is_cancelled_where_it_waits(opened):
+    async def go():
+        began = asyncio.Event()
+
+        @holdfast.durable
+        async def job(agent):
+            began.set()
+            await agent.sleep(1000)
+
+        @holdfast.durable
+        async def work(agent):
+            child = await agent.aspawn(job, "bags")
+            await began.wait()
+            await child.acancel()
+            return child.running
+
+        agent = opened()
+        assert await agent.arun(work) is False
+        return [run.status for run in agent._store.agent("trip-7/bags").runs()]
+
+    assert asyncio.run(go()) == ["cancelled"]
 
 
 @pytest.mark.parametrize("turns", [0, 1])

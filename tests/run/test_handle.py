@@ -403,7 +403,9 @@ def test_version_marks_a_change(opened, world):
         return found["id"]
 
     def new(agent):
-        if agent.version("two searches"):
+        marked = agent.version("two searches")
+        world.reach("marked")
+        if marked:
             search("Porto")
         return search("Lisbon")["id"]
 
@@ -411,6 +413,9 @@ def test_version_marks_a_change(opened, world):
     agent = opened()
     with pytest.raises(Crash):
         agent.run(holdfast.durable(name="f")(old))
+    world.crash_at = "marked"
+    with pytest.raises(Crash):
+        opened().run(holdfast.durable(name="f")(new))
     agent = opened()
     assert agent.run(holdfast.durable(name="f")(new)) == 7
     assert world.calls == [("search", "Lisbon")]
