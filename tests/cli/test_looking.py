@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,13 @@ def test_what_is_read_fits_the_screen_and_harms_neither_it_nor_the_store(words, 
     harmless(piped.out)
     assert "…" not in piped.out or words[0] == "show"
     assert content(filled) == before
+
+
+def test_on_a_narrow_terminal_words_stand_below_their_line_and_commands_stay_whole(screen):
+    assert "\n    thrifty\n" in screen("agents", columns=60).out
+    done = screen("rollback", "trip-7@try-b", "--to", "~1", "--yes", columns=40).out.splitlines()
+    assert re.fullmatch(r"To go forward again: holdfast rollback trip-7@try-b --to id:\w{12}", done[-1])
+    assert max(map(len, done[:-1])) <= 40
 
 
 def content(store):

@@ -457,7 +457,7 @@ class Agent:
         self._store.untag(self.name, name)
 
     def tags(self) -> dict[str, Checkpoint]:
-        """The tags of all branches, with what they name."""
+        """The agent's tags, with what they name."""
         self._check_open()
         view = self._db.view
         return {tag.name: self._seen(view.point(tag.n)) for tag in view.tags(self._row.a)}

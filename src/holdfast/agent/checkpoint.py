@@ -220,7 +220,7 @@ class Checkpoint:
             return list(mutations(before, self._store._reader(before), operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the state, in JSON's own types."""
+        """In JSON's own types, without its state and its metadata."""
         return {
             "id": self.id,
             "label": self.label,

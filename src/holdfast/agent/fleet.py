@@ -39,7 +39,7 @@ class Page(list[T]):
 class AgentInfo(Struct, frozen=True):
     """One line of the list of agents.
 
-    ``head`` is the newest checkpoint of ``main``, if there is one. ``checkpoints`` and ``abandoned`` are numbers: of
+    ``head`` is the newest head of its branches, if it has one. ``checkpoints`` and ``abandoned`` are numbers: of
     all its checkpoints, and of lines that no branch reaches. ``updated`` is when it last saved, recorded, or went back
     to something.
     """

@@ -103,15 +103,10 @@ class _History:
         tags: dict[str, list[str]] = {}
         for tag, tagged in agent.tags().items():
             tags.setdefault(tagged.id, []).append(tag)
-        if everything:
-            found = agent.log(all=True)
-            reached: set[str] | None = {c.id for branch in branches for c in reader(store, name, branch).log()}
-        elif rev and rev not in branches:
-            found = agent.log(at=rev)
-            reached = None
-        else:
-            found = agent.log()
-            reached = None
+        at = rev if rev and rev not in branches else None
+        found = agent.log(all=True) if everything else agent.log(at=at)
+        lines = (reader(store, name, branch).log() for branch in branches)
+        reached = {c.id for line in lines for c in line} if everything else None
         depths = {c.id: c.depth for c in found}
         told = [one for one in agent.crashes() if str(one.get("checkpoint", "")) in {*depths, ""}]
         return cls(agent, found, heads, tags, reached, depths, told)

@@ -241,13 +241,26 @@ def _execute(
     given: tuple[list[Any], dict[str, Any]],
     options: Options,
 ) -> tuple[RunInfo, Any]:
+    """Run it, from the beginning or from where it stopped: the run, and what it returned."""
     try:
         name, branch = on_branch(store, agent)
     except UnknownAgent:
         name, branch = agent, "main"
+    args, kwargs = given
     with closing(store.agent(name, branch=branch)) as handle:
-        result = execute(handle, function, given, options)
-        return _ended(handle, options.id), result
+        try:
+            inspect.signature(function).bind(handle, *args, **kwargs)
+        except TypeError as error:
+            raise BadOption(f"{function.__name__}: {error}", hint="--args has what comes after the agent.") from None
+        meant = configured(known(function), options)
+        if waits(function):
+            import asyncio
+
+            result = asyncio.run(handle.arun(meant, *args, **kwargs))
+        else:
+            result = handle.run(meant, *args, **kwargs)
+        finished = [info for info in handle.runs() if info.ended is not None and options.id in {None, info.id}]
+        return max(finished, key=lambda info: info.ended or info.began), result
 
 
 def _finished(session: Session, info: RunInfo, result: Any) -> None:
@@ -256,36 +269,6 @@ def _finished(session: Session, info: RunInfo, result: Any) -> None:
         Text(clean(info.id), style="yellow"), ")",
     )  # fmt: skip
     session.out.say(text_of(result, _RESULT_CHARACTERS))
-
-
-def execute(
-    handle: Agent,
-    function: Callable[..., Any],
-    given: tuple[list[Any], dict[str, Any]],
-    options: Options,
-) -> Any:
-    """Run it, from the beginning or from where it stopped."""
-    _check(function, handle, given)
-    args, kwargs = given
-    meant = configured(known(function), options)
-    if waits(function):
-        import asyncio
-
-        return asyncio.run(handle.arun(meant, *args, **kwargs))
-    return handle.run(meant, *args, **kwargs)
-
-
-def _check(function: Callable[..., Any], handle: Agent, given: tuple[list[Any], dict[str, Any]]) -> None:
-    try:
-        inspect.signature(function).bind(handle, *given[0], **given[1])
-    except TypeError as error:
-        raise BadOption(f"{function.__name__}: {error}", hint="--args has what comes after the agent.") from None
-
-
-def _ended(handle: Agent, id: str | None) -> RunInfo:
-    """The run that has just finished."""
-    finished = [info for info in handle.runs() if info.ended is not None and id in {None, info.id}]
-    return max(finished, key=lambda info: info.ended or info.began)
 
 
 # -- what is due --------------------------------------------------------------------------------------------------
