@@ -9,6 +9,7 @@ import pytest
 import holdfast
 from holdfast.store.changes import Said
 from holdfast.store.cipher import PLAIN
+from holdfast.store.manifest import Manifest
 from holdfast.store.tables import TABLES
 from tests.agent import damage
 
@@ -81,3 +82,22 @@ def test_a_checkpoint_whose_row_names_a_record_that_is_not_there_stays_what_it_i
     report = holdfast.repair(store_path)
     assert not [text for text in report.problems if text.startswith("in the new store")]
     assert first.id not in {one.id for agent in report.agents for one in agent.lost_checkpoints}
+
+
+def test_checkpoints_that_are_their_own_ancestors_cost_what_rests_on_them(path):
+    for n, *row in damage.rows(path, "SELECT * FROM checkpoint ORDER BY n LIMIT 3"):
+        row[TABLES["checkpoint"].names.index("parent") - 1] = n + 1
+        damage.put(path, "checkpoint", PLAIN.stored("checkpoint", n, *row[:-1]))
+    with damage.opened(path) as store:
+        assert not store.verify().ok
+    report = holdfast.repair(path)
+    assert [one.name for one in report.agents if one.lost_checkpoints]
+    assert not [text for text in report.problems if text.startswith("in the new store")]
+
+
+@pytest.mark.parametrize("field", ["parent", "operations", "metadata"])
+def test_a_manifest_with_a_digest_of_another_length_is_damage(field):
+    made = Manifest.make(b"", 1, [], bytes(32), (0, b""), bytes(32), "", 1)
+    assert Manifest.decode(made.encode()) == made
+    with pytest.raises(holdfast.Damaged):
+        Manifest.decode(made._replace(**{field: b"short"}).encode())

@@ -29,7 +29,6 @@ WRITES = "length(key) > 0"
 UNCHAINED = (
     "a task's write forged, sums and all",
     "a task's write added, sums and all",
-    "an earlier task's writes deleted",
 )
 """What tasks wrote lies outside the hash chain: a sum guards it, and anybody can compute that, or take both away."""
 

@@ -668,7 +668,7 @@ class _Mending:
     def _count(self, a: int, refs: Refs) -> None:
         """What is left of an agent; and let its log lead to what nothing else leads to any more."""
         found, proof, told = self.found, self._proof, self._agents[a]
-        reached = found.reached(refs)
+        reached = found.reached(refs) & found.rows.keys()  # the log may still name what could not be kept
         kept = {n for n in self._seen[a] if n in found.rows} | reached
         ends = kept - reached
         ends -= {found.rows[n].parent or found.shallow.get(n, 0) for n in ends}

@@ -40,6 +40,7 @@ _ID = b"\xc4\x20"
 _TYPES = [int, bytes, int, list, bytes, list, bytes, str, int, bytes, str, bytes]
 _COST_TYPES = [str, int, int, int, int]
 _LENGTH = struct.Struct(">I")
+_DIGEST_BYTES = 32
 
 TIME_MAX = 2**57
 """In microseconds since 1970: before the year 7000, so that any time has a date."""
@@ -136,6 +137,8 @@ class Manifest(NamedTuple):
         _, parent, depth, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
         if list(map(type, effects)) != [int, bytes] or not all(map(_is_layer, flat)) or not 0 <= time_us < TIME_MAX:
             raise _malformed(data)
+        if len(operations) != _DIGEST_BYTES or len(metadata) != _DIGEST_BYTES or len(parent) not in {0, _DIGEST_BYTES}:
+            raise _malformed(data)
         layers = [(name, list(zip(pairs[::2], pairs[1::2], strict=True))) for name, pairs in flat]
         end = (effects[0], effects[1])
         return cls(parent, depth, layers, operations, end, metadata, label, time_us, nonce, kind, target, cost)
@@ -160,7 +163,7 @@ def _is_layer(layer: Any) -> bool:
     if type(layer) is not list or list(map(type, layer)) != [str, list] or len(layer[1]) % 2:
         return False
     names, roots = layer[1][::2], layer[1][1::2]
-    return set(map(type, names)) <= {str} and all(type(root) is bytes and len(root) == 32 for root in roots)
+    return set(map(type, names)) <= {str} and all(type(root) is bytes and len(root) == _DIGEST_BYTES for root in roots)
 
 
 def _cost(parts: Any, data: bytes) -> Cost:
