@@ -1,8 +1,9 @@
-"""Taking a dump: the order of the parts, the time that each may use, and what happens when one fails.
+"""A dump of this process, taken by itself: the order of the parts, and the time that each may use.
 
-Owns `capture()`. Must not know what starts it (hooks, signals, a person) nor how a dump is read. Holds always: nothing
-of the program runs; each part is written when it is ready; a part that fails or finds no time is named with its reason;
-the process is as it was, but for time and one file.
+Owns `capture()`, and the ring of the last log records. Must not know what starts it (hooks, signals, a person) nor how
+a dump is read. Holds always: nothing of the program runs, so log records are made text when they are logged; each part
+is written when it is ready; a part that fails or finds no time is named with its reason; the process is as it was, but
+for time and one file. Logging does what it would do without: no handler is added, which would change that.
 """
 
 from __future__ import annotations
