@@ -81,7 +81,7 @@ class Tool:
             if self.name == "holdfast installed":
                 holdfast.crash.install(to=self.folder)  # starts the sidecar, which sees the process die
             else:
-                inside.keep(100)
+                inside.keep_logs(100)
             agent = holdfast.open(self.folder / "store").agent("trip-7")
             agent.state["plan"] = mark("state")
             agent.checkpoint("planned")

@@ -62,7 +62,7 @@ def main() -> None:
     for place in [item[7:] for item in wanted if item.startswith("cgroup=")]:
         (Path(place) / "cgroup.procs").write_text(str(os.getpid()))
     os.environ["DATABASE_PASSWORD"] = "correct-horse-77"
-    handler = outside.enable(folder) if "unwatched" in wanted or how != "stop" else None
+    handler = outside.enable_fatal(folder) if "unwatched" in wanted or how != "stop" else None
     if "core" in wanted:
         print("core:", cores.allow(), flush=True)
     if "unwatched" not in wanted:
@@ -76,7 +76,7 @@ def main() -> None:
         if "early" in wanted:  # before the sidecar has looked at anything
             print("sidecar", side.pid, flush=True)
             end(how)
-        inside.keep(100).ship = side.log
+        inside.keep_logs(100).ship = side.log
         logging.getLogger("trip").warning("booked with %s", KEY)
         logging.getLogger("trip").warning("connected by correct-horse-77")
         side.tell(kinds.AGENT, "trip-7@main", {"agent": "trip-7", "checkpoint": "c1", "note": f"key {KEY}"})

@@ -17,6 +17,7 @@ from holdfast.crash.dumpfile import MAGIC
 from holdfast.crash.pages import FORMATS, compare, page
 from holdfast.crash.summary import as_json, collect
 from holdfast.errors import HoldfastError
+from holdfast.text import clean
 from tests.crash import trip_program
 from tests.crash.test_debugger import EVERYTHING
 
@@ -36,7 +37,7 @@ def model(dump, _honest):
     for kind in kinds.PARTS:
         dump.part(kind)
         dump.extras(kind)
-    return "\n".join(dump.missing)
+    return "\n".join(map(clean, dump.missing))  # the model has texts as they are; whoever shows them cleans them
 
 
 def shown(dump, _honest):

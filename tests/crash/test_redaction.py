@@ -187,7 +187,7 @@ def canaries(tmp_path, monkeypatch=None):
         import asyncio, json, logging, pickle, sys, threading
         sys.path.insert(0, sys.argv[3])
         from holdfast.crash import Limits, capture, inside
-        inside.keep()
+        inside.keep_logs()
         secrets = json.loads(sys.argv[2])
         sys.argv[2:] = []
         del sys.orig_argv[2:]
@@ -297,12 +297,12 @@ def test_no_canary_is_in_the_file(tmp_path):
 
 
 def test_log_records_are_in_the_dump(tmp_path):
-    ring = inside.keep()
+    ring = inside.keep_logs()
     try:
         logging.getLogger("test.logs").error("answer %d", 42)
         path = capture(to=tmp_path)
     finally:
-        inside.stop()
+        inside.stop_logs()
     assert ring.kept
     with open_dump(path) as dump:
         assert dump.logs[-1]["text"] == "answer 42"

@@ -205,7 +205,7 @@ def test_what_a_watched_process_left_is_its_sidecars(start, tmp_path):
     try:
         os.kill(process.pid, signal.SIGSEGV)
         assert process.wait() == -signal.SIGSEGV
-        assert outside.collect(tmp_path) == []
+        assert outside.collect_fatal(tmp_path) == []
         assert not list(tmp_path.glob("*.hfdump"))
     finally:
         os.kill(side, signal.SIGCONT)

@@ -82,7 +82,7 @@ def recurse(n, then):
 
 
 def main(to):
-    inside.keep()
+    inside.keep_logs()
     logging.getLogger("trip").warning("starting for %s", "Lisbon")
     stop = threading.Event()
     for number in range(2):

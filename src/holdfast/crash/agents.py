@@ -80,7 +80,7 @@ def watch(handle: Any, opened: bool) -> None:
 @contextmanager
 def travelling(error: BaseException | None) -> Iterator[None]:
     """Inside, agents that were closed by this exception, or by one that led to it, count as the process's."""
-    _travelling.update(map(id, stacks.tree(error) if error is not None else ()))
+    _travelling.update(map(id, stacks.exception_tree(error) if error is not None else ()))
     try:
         yield
     finally:

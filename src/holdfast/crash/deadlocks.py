@@ -320,7 +320,7 @@ def _record(found: tuple[list[Wait], list[Wait]]) -> dict[str, Any]:
         "waits": [
             {
                 "who": wait.name, "at": wait.at, "for": wait.what, "held_at": wait.held_at, "sure": wait.sure,
-                "holders": [names.get(holder, str(holder)) if type(holder) is int else stacks.name_of(holder)
+                "holders": [names.get(holder, str(holder)) if type(holder) is int else stacks.task_name(holder)
                             for holder in wait.holders[:20]],
             }
             for waits in found
@@ -433,26 +433,26 @@ def _tasks() -> list[Wait]:
     waits = []
     wanted: dict[int, Any] = {}
     for task in live:
-        steps, waiter = stacks.steps_of(task)
+        steps, waiter = stacks.steps_of_task(task)
         if waiter is None:
             continue
-        children = stacks.field(waiter, "_children")
+        children = stacks.task_field(waiter, "_children")
         targets = [waiter, *(children if type(children) is list else ())]
         holders = [places[id(target)] for target in targets if id(target) in places]
         lock = _async_lock(steps)
         if lock is not None:
             wanted[id(lock)] = lock
-            waits.append(Wait(task, stacks.name_of(task), _task_place(steps), "an asyncio.Lock", id(lock)))
+            waits.append(Wait(task, stacks.task_name(task), _task_place(steps), "an asyncio.Lock", id(lock)))
         elif holders:
-            named = ", ".join(stacks.name_of(holder) for holder in holders[:5])
-            waits.append(Wait(task, stacks.name_of(task), _task_place(steps), f"task {named}", holders=holders))
+            named = ", ".join(stacks.task_name(holder) for holder in holders[:5])
+            waits.append(Wait(task, stacks.task_name(task), _task_place(steps), f"task {named}", holders=holders))
     if wanted:
-        frames = ((task, [frame for frame, _ in stacks.steps_of(task)[0][-_DEPTH:]]) for task in live)
+        frames = ((task, [frame for frame, _ in stacks.steps_of_task(task)[0][-_DEPTH:]]) for task in live)
         held = _holders(frames, set(wanted))
         for wait in waits:
             for holder, where, sure in held.get(wait.lock, ())[:1]:
                 wait.holders, wait.held_at, wait.sure = [holder], where, sure
-                wait.what += _held(stacks.name_of(holder), where, sure)
+                wait.what += _held(stacks.task_name(holder), where, sure)
     return waits
 
 

@@ -1,8 +1,10 @@
-"""The dump file's bytes: chunks, their sums, and the gate through which everything that is written goes.
+"""The dump file: its bytes, the gate through which everything that is written goes, and how a dump is built of parts.
 
-Owns the layout (docs/dump-format.md). Must not know what the parts mean. Holds always: a chunk is on the disk whole
-or is recognised as broken; nothing is written that the redactor still suspects; nothing that a file declares is
-believed before it was compared with the bounds.
+Owns the layout (docs/dump-format.md), the head, how each part ended, and the source text of files that stacks name.
+Must not know where the rest of the content comes from: inside.py and outside.py have it. Holds always: a chunk is on
+the disk whole or is recognised as broken; nothing is written that the redactor still suspects; nothing that a file
+declares is believed before it was compared with the bounds; a part that fails, finds no time or no room is named with
+its reason and costs the others nothing; sources are regular files, opened without blocking.
 
     file  = magic chunk*
     magic = 89 "HOLDFAST-DUMP" 0D 0A                      16 bytes
@@ -332,9 +334,6 @@ class Reader:
                 return offset + at
             offset += max(1, len(block) - len(MARK) + 1)
         return self.size
-
-
-# -- one dump being built ---------------------------------------------------------------------------------------------
 
 
 # -- source text -----------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Guard:
         if self._places[place] > _MOST_HANDLED or len(self._places) > _MOST_PLACES:
             return
         try:
-            seen = stacks.look(task, (self._hooks.settings.limits or Limits()).look_s)
+            seen = stacks.look_at_tasks(task, (self._hooks.settings.limits or Limits()).look_s)
         except Exception:  # noqa: BLE001 (the dump is taken when the exception arrives, without the tasks)
             return
         self._held.append(Held(error, monotonic(), trigger, why, seen))
@@ -94,7 +94,7 @@ class Guard:
 
     def held(self, error: BaseException) -> Held | None:
         """What was seen when this exception, or one that it came from, left its task. It is held no longer."""
-        from_ = stacks.tree(error)
+        from_ = stacks.exception_tree(error)
         found = [held for held in self._held if any(held.error is one for one in from_)]
         self._held = [held for held in self._held if not any(held is one for one in found)]
         return found[0] if found else None
@@ -123,7 +123,7 @@ class Guard:
         self.hold(error, "task", f"uncaught {type_name(type(error))} out of an event loop")
 
     def _task_failed(self, task: Any, error: BaseException) -> None:
-        self.hold(error, "task", f"{type_name(type(error))} in task {stacks.name_of(task)} of a group", task)
+        self.hold(error, "task", f"{type_name(type(error))} in task {stacks.task_name(task)} of a group", task)
 
     def _left_process(self, process: Any, error: BaseException) -> None:
         if not self._hooks.removed and is_failure(error):
@@ -187,7 +187,7 @@ def _bootstrap(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
 def _on_task_done(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def wrapper(group: Any, task: Any) -> Any:
-        error = stacks.field(task, "_exception")
+        error = stacks.task_field(task, "_exception")
         if error is not None and not getattr(group, "_aborting", False):
             guard._task_failed(task, error)  # noqa: SLF001 (of this module)
         return before(group, task)

@@ -199,7 +199,7 @@ class _Hooks:
         self._before = getattr(sys, "last_value", None)
         self._go_back = inside.go_to(self.folder)
         if self.settings.logs > 0:
-            inside.keep(self.settings.logs)
+            inside.keep_logs(self.settings.logs)
         with suppress(OSError, ValueError):
             self._ballast = mmap.mmap(-1, _BALLAST_BYTES)
         self._guard.start()
@@ -219,9 +219,9 @@ class _Hooks:
         if self.settings == before or self._is_child:
             return
         if self.settings.logs != before.logs:
-            inside.stop()
+            inside.stop_logs()
             if self.settings.logs > 0:
-                inside.keep(self.settings.logs)
+                inside.keep_logs(self.settings.logs)
         if _outside(self.settings) != _outside(before) or self.folder() != self._outside_at:
             self._end_outside()
             self._begin_outside()
@@ -248,7 +248,7 @@ class _Hooks:
         self._go_back()
         self._ended_by = None
         self._end_outside()
-        inside.stop()
+        inside.stop_logs()
         self._free_ballast()
 
     def _end_outside(self) -> None:
@@ -304,9 +304,9 @@ class _Hooks:
         self._outside_at = place = self.folder()
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            outside.collect(place)
+            outside.collect_fatal(place)
             self._prune(place)
-            self._fatal = outside.enable(place)
+            self._fatal = outside.enable_fatal(place)
             if wanted.core:
                 from holdfast.crash import cores
 
@@ -316,7 +316,7 @@ class _Hooks:
                     place, fatal=self._fatal, hang_s=wanted.hang_s, core=wanted.core, limits=wanted.limits
                 )
                 if wanted.logs > 0:
-                    inside.keep(wanted.logs).ship = self.sidecar.log
+                    inside.keep_logs(wanted.logs).ship = self.sidecar.log
                 if wanted.native:
                     limit = (wanted.limits or Limits()).part_s * _NATIVE_SHARE
                     self._native = inside.add_part(kinds.NATIVE, "threads", partial(self.sidecar.native, limit))

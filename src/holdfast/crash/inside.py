@@ -1,8 +1,9 @@
-"""Taking a dump: the order of the parts, the time that each may use, and what happens when one fails.
+"""A dump of this process, taken by itself: the order of the parts, and the time that each may use.
 
-Owns `capture()`. Must not know what starts it (hooks, signals, a person) nor how a dump is read. Holds always: nothing
-of the program runs; each part is written when it is ready; a part that fails or finds no time is named with its reason;
-the process is as it was, but for time and one file.
+Owns `capture()`, and the ring of the last log records. Must not know what starts it (hooks, signals, a person) nor how
+a dump is read. Holds always: nothing of the program runs, so log records are made text when they are logged; each part
+is written when it is ready; a part that fails or finds no time is named with its reason; the process is as it was, but
+for time and one file. Logging does what it would do without: no handler is added, which would change that.
 """
 
 from __future__ import annotations
@@ -146,14 +147,14 @@ class _Capture(Builder):
         try:
             steps = self._failing(error, traceback, frame)
             every = self._marked(stacks.threads())
-            chain = stacks.tree(error) if error is not None else []
+            chain = stacks.exception_tree(error) if error is not None else []
             began = [stacks.steps_of_traceback(traceback_of(one)) for one in chain[1:]]
             others = [stacks.steps_of_frame(thread["frame"]) for thread in every[:50]]
-            waiting = [stacks.steps_of(task)[0] for task in stacks.live_tasks()[:200]]
+            waiting = [stacks.steps_of_task(task)[0] for task in stacks.live_tasks()[:200]]
             self.part("", lambda: self._learn([steps, *began, *others, *waiting]), write=False)
             self._head(why, trigger, error is not None)
             if chain:
-                self.part(kinds.EXCEPTION, lambda: stacks.record(chain, self.frames, self.limits))
+                self.part(kinds.EXCEPTION, lambda: stacks.chain_record(chain, self.frames, self.limits))
             # A failing thread is one stack of many frames; where a chain began must not find everything used up.
             give_back = self.walker.set_aside(_FOR_CHAIN if len(chain) > 1 else 0.0)
             self.part(kinds.STACK, lambda: self._stack(every, steps, error), write=False)
@@ -162,7 +163,7 @@ class _Capture(Builder):
                 self.part(kinds.EXCEPTION, lambda: self._chain(chain), write=False)
             self._extras(kinds.AGENT)
             self._sources()
-            self.part(kinds.LOGS, lambda: kept(self.limits.log_records))
+            self.part(kinds.LOGS, lambda: kept_logs(self.limits.log_records))
             self.part(kinds.STACK, lambda: self._others(every), write=False)
             self.part(kinds.TASKS, self._tasks, write=False)
             self._cuts()
@@ -215,7 +216,7 @@ class _Capture(Builder):
             if self.walker.exhausted():
                 self.parts[kinds.EXCEPTION] = [kinds.PARTIAL, "locals of some exceptions: no time or room left"]
                 break
-            records, _left_out, kept = stacks.stack_of(chain[number], self.frames)
+            records, _left_out, kept = stacks.traceback_records(chain[number], self.frames)
             if records:
                 self.frames.add_locals(records, kept, self.walker, items=self.limits.items, part=0.3)
                 if not self.writer.add(kinds.EXCEPTION, {"of": number, "frames": records}):
@@ -267,9 +268,9 @@ class _Capture(Builder):
                 self.frames.files.setdefault(file, []).extend(lines)
         else:
             live = stacks.live_tasks()
-            records, kept = stacks.records(live[: self.limits.tasks], self.frames)
+            records, kept = stacks.task_records(live[: self.limits.tasks], self.frames)
             more = len(live) - len(records)
-            stacks.add_locals(records, kept, self.frames, self.walker, self.limits)
+            stacks.add_task_locals(records, kept, self.frames, self.walker, self.limits)
         for first in range(0, len(records), 100):
             if not self.writer.add(kinds.TASKS, {"first": first, "tasks": records[first : first + 100]}):
                 self.parts[kinds.TASKS] = [kinds.PARTIAL, "no room left in the file"]
@@ -391,7 +392,7 @@ class Ring:
 _rings: list[Ring] = []
 
 
-def keep(records: int = 500) -> Ring:
+def keep_logs(records: int = 500) -> Ring:
     """Begin to keep the records of all loggers. Once for a process."""
     if not _rings:
         ring = Ring(records)
@@ -400,14 +401,14 @@ def keep(records: int = 500) -> Ring:
     return _rings[0]
 
 
-def stop() -> None:
+def stop_logs() -> None:
     while _rings:
         ring = _rings.pop()
         if logging.getLogRecordFactory() == ring.make:
             logging.setLogRecordFactory(ring.before)
 
 
-def kept(most: int) -> dict[str, Any] | None:
+def kept_logs(most: int) -> dict[str, Any] | None:
     """The newest records, oldest first; None when nobody keeps any."""
     if not _rings:
         return None

@@ -207,7 +207,7 @@ def _roots(is_mine: Callable[[str], bool]) -> tuple[list[_Stop], list[_Stop]]:
             elif type(value) is not types.FunctionType and type(value) is not type:
                 libraries.append(_Stop(f"{name}.{key}", value, _LIBRARY_DEPTH, _secret(key)))
     every = [stacks.steps_of_frame(thread["frame"]) for thread in stacks.threads(_STACKS)]
-    every += [stacks.steps_of(task)[0] for task in stacks.live_tasks()[:_STACKS]]
+    every += [stacks.steps_of_task(task)[0] for task in stacks.live_tasks()[:_STACKS]]
     for steps in every:
         for frame, _instruction in steps[-_FRAMES:]:
             code = frame.f_code

@@ -349,7 +349,7 @@ class Fatal:
         if self.echo and sys.__stderr__ is not None:
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 faulthandler.enable()
-        if not text_in(self.path)[1]:
+        if not fatal_text(self.path)[1]:
             self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._file)
@@ -367,7 +367,7 @@ class Fatal:
             os.close(inherited)  # and with it the claim that the parent lives
 
 
-def enable(folder: str | os.PathLike[str]) -> Fatal:
+def enable_fatal(folder: str | os.PathLike[str]) -> Fatal:
     """Begin to leave stacks on SIGSEGV, SIGABRT, SIGBUS, SIGFPE and SIGILL. DumpFailed when no file can be made."""
     return Fatal(Path(folder).absolute())
 
@@ -394,7 +394,7 @@ def _new_file(folder: Path) -> tuple[Path, int]:
     return path, handle
 
 
-def collect(place: str | os.PathLike[str], found: str = "at a later start") -> list[Path]:
+def collect_fatal(place: str | os.PathLike[str], found: str = "at a later start") -> list[Path]:
     """Dumps for processes that died of a fatal signal and of which nobody made one. Never raises.
 
     Files of those that live, or whose sidecar does, are left alone. ``found``: when or by whom, for people.
@@ -413,7 +413,7 @@ def _collect(place: Path, found: str, made: list[Path]) -> None:
             continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            front, text = text_in(path)
+            front, text = fatal_text(path)
             if text:
                 made.append(_dump(place, front, text, found))
             path.unlink(missing_ok=True)
@@ -424,9 +424,9 @@ def _collect(place: Path, found: str, made: list[Path]) -> None:
 
 
 def _dump(place: Path, front: Front, text: str, when: str) -> Path:
-    what, threads = parse(text)
+    what, threads = parse_fatal(text)
     found = Evidence(
-        why=f"{signal_of(text) or 'fatal error'}: {what}",
+        why=f"{fatal_signal(text) or 'fatal error'}: {what}",
         trigger="signal",
         pid=front.pid,
         program=[*front.program],
@@ -437,7 +437,7 @@ def _dump(place: Path, front: Front, text: str, when: str) -> Path:
     )
     found.notes["death"] = {
         "what": what,
-        "signal": signal_of(text),
+        "signal": fatal_signal(text),
         "sure": "the interpreter's own handler wrote it while the process died",
         "evidence": [f"found {when}: nobody who watched it had made a dump"],
         "text": text[:100_000],
@@ -446,7 +446,7 @@ def _dump(place: Path, front: Front, text: str, when: str) -> Path:
     return write(folder.new_file(place, found.pid, found.why), found, Redactor(dict(os.environ)))
 
 
-def text_in(path: Path) -> tuple[Front, str]:
+def fatal_text(path: Path) -> tuple[Front, str]:
     """What the process said of itself, and what faulthandler wrote. The text is empty when the file cannot be read."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -464,7 +464,7 @@ def text_in(path: Path) -> tuple[Front, str]:
     return read(Front, front), text.strip()
 
 
-def signal_of(text: str) -> str:
+def fatal_signal(text: str) -> str:
     """The name of the signal that faulthandler tells of; empty when it tells of none."""
     for line in text.splitlines()[:50]:
         name = _SIGNALS.get(line.removeprefix("Fatal Python error: ").strip())
@@ -473,7 +473,7 @@ def signal_of(text: str) -> str:
     return ""
 
 
-def parse(text: str, names: Iterable[Any] = ()) -> tuple[str, list[dict[str, Any]]]:
+def parse_fatal(text: str, names: Iterable[Any] = ()) -> tuple[str, list[dict[str, Any]]]:
     """What the text says happened, and its threads as records of a dump, frames outermost first.
 
     ``names``: of the threads as the process told them last: id, name, native id, whether it is the main one.

@@ -40,7 +40,7 @@ def given(*path: str, by: Taker | None = None, default: Any = None) -> Any:
 
 
 def read(kind: type[Record], raw: Any) -> Record:
-    """A record from what a file gives. Whatever that is, there is one: other fields are not looked at."""
+    """A record from what a file gives, whatever that is. What the class has no field for is not looked at."""
     found = {}
     for name, path, take in _plan(kind):
         value: Any = raw if isinstance(raw, dict) else {}

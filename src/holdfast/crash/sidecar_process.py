@@ -240,7 +240,7 @@ class _Keeper:
 
     def _collect(self) -> None:
         """Children that it forked, and that died: nobody watches those."""
-        outside.collect(self.setup["folder"], f"by the sidecar of process {self.pid}")
+        outside.collect_fatal(self.setup["folder"], f"by the sidecar of process {self.pid}")
 
     def _answer(self) -> None:
         """The process asked for its own registers and native stacks: registers first, which take no time."""
@@ -280,7 +280,7 @@ class _Keeper:
         outside.add_pystacks(found, answer)
         if not found.threads:
             # Only now, because a signal cuts short what the process waits for in C, if only a sleep.
-            _, found.threads = outside.parse(self._ask(), self._names())
+            _, found.threads = outside.parse_fatal(self._ask(), self._names())
             found.threads_state = [kinds.PARTIAL, f"without locals: {answer.get('problem')}"]
             found.no_locals = "only PyStack reads them from outside"
             for thread in found.threads:
@@ -324,7 +324,7 @@ class _Keeper:
     def _after_death(self) -> None:
         died_at = time.time()
         status = self._tried(lambda: exit_status(self.pid, self.watched), None)
-        text = outside.text_in(Path(self.setup["fatal"]))[1] if self.setup["fatal"] else ""
+        text = outside.fatal_text(Path(self.setup["fatal"]))[1] if self.setup["fatal"] else ""
         if text and self.setup["echo"]:
             with contextlib.suppress(OSError):
                 os.write(2, text.encode() + b"\n")
@@ -333,7 +333,7 @@ class _Keeper:
             self._forget_fatal()
             self._collect()
             return
-        name = outside.signal_of(text) or signal_name(number)
+        name = outside.fatal_signal(text) or signal_name(number)
         memory = self._tried(lambda: killed_for_memory(self.pid, number, self.began, self.events), [])
         evidence = self._tried(lambda: self._evidence(status, text, memory), [])
         if name in ("", "SIGKILL") and memory:
@@ -347,7 +347,7 @@ class _Keeper:
         found = self._found(why, trigger)
         age: float | None = None
         names = self._tried(self._names, [])
-        what, found.threads = self._tried(lambda: outside.parse(text, names), ("", []))
+        what, found.threads = self._tried(lambda: outside.parse_fatal(text, names), ("", []))
         found.no_locals = outside.NO_LOCALS
         if trigger != "signal":
             found.gone[kinds.NATIVE] = "of a process that is killed nothing is left, not even a core"

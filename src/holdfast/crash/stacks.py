@@ -193,7 +193,7 @@ _FRAMES_EACH = 60  # frames of an exception in the chain; the failing thread's s
 _FRAMES_OUTER = 10  # of these, the outermost
 
 
-def tree(error: BaseException) -> list[BaseException]:
+def exception_tree(error: BaseException) -> list[BaseException]:
     """The exception and all that it names, each once. Their order is that of the record's ``chain``."""
     found = [error]
     known = {id(error)}
@@ -205,7 +205,7 @@ def tree(error: BaseException) -> list[BaseException]:
     return found
 
 
-def record(chain: list[BaseException], frames: Frames, limits: Limits) -> dict[str, Any]:
+def chain_record(chain: list[BaseException], frames: Frames, limits: Limits) -> dict[str, Any]:
     """A tree as a flat list; ``cause``, ``context`` and ``group`` are places in it."""
     places = {id(error): number for number, error in enumerate(chain)}
     found = []
@@ -235,7 +235,7 @@ def by_worth(chain: list[BaseException]) -> list[int]:
     return [*reversed(way), *(number for number in range(len(chain)) if number not in way)]
 
 
-def stack_of(error: BaseException, frames: Frames) -> tuple[list[dict[str, Any]], int, list[Step]]:
+def traceback_records(error: BaseException, frames: Frames) -> tuple[list[dict[str, Any]], int, list[Step]]:
     """Records of an exception's own traceback, how many frames were left out, and the steps of the others."""
     steps = steps_of_traceback(traceback_of(error))
     left_out = max(0, len(steps) - _FRAMES_EACH)
@@ -305,7 +305,7 @@ def _is_group(error: BaseException) -> bool:
 def _one(error: BaseException, frames: Frames, limits: Limits) -> dict[str, Any]:
     cls = type(error)
     message, own = message_of(error, limits.text_chars)
-    shown, left_out, _steps = stack_of(error, frames)
+    shown, left_out, _steps = traceback_records(error, frames)
     entry: dict[str, Any] = {
         "type": type_name(cls),
         "bases": [type_name(base) for base in type.__dict__["__mro__"].__get__(cls)[1:-1]][:20],
@@ -345,7 +345,7 @@ class TaskSnapshot(NamedTuple):
     redactor: Redactor  # it has learnt what was hidden
 
 
-def look(failed: Any, within_s: float) -> TaskSnapshot:
+def look_at_tasks(failed: Any, within_s: float) -> TaskSnapshot:
     """The tasks now, for so long at most, with the values nearest to them; the one that failed first, if any."""
     until = monotonic() + within_s
     limits = Limits(items=_LOOK_ITEMS, items_elsewhere=_LOOK_ITEMS, depth=_LOOK_DEPTH, text_chars=_LOOK_TEXT)
@@ -367,10 +367,10 @@ def look(failed: Any, within_s: float) -> TaskSnapshot:
     for task in live:
         if monotonic() > until:
             break
-        record, steps = _record(task, frames, places)
+        record, steps = _task_record(task, frames, places)
         found.append(record)
         kept.append(steps)
-    add_locals(found, kept, frames, walker, limits)
+    add_task_locals(found, kept, frames, walker, limits)
     walker.flush()
     first = walker.count
     walker.release()
@@ -400,10 +400,10 @@ def live_tasks() -> list[Any]:
     every = fields.get("all_tasks")
     if type(every) is types.BuiltinFunctionType:  # since 3.14: the interpreter has a list of its own, and gives it
         found.update((id(task), task) for task in _listed_tasks(every))
-    return [task for task in found.values() if field(task, "_state") not in ("FINISHED", "CANCELLED")][:MAX_TASKS]
+    return [task for task in found.values() if task_field(task, "_state") not in ("FINISHED", "CANCELLED")][:MAX_TASKS]
 
 
-def field(task: Any, name: str) -> Any:
+def task_field(task: Any, name: str) -> Any:
     """A field of a task or future, by the C type's own descriptor or from the instance."""
     cls = type(task)
     accelerated = sys.modules.get("_asyncio")
@@ -420,23 +420,23 @@ def field(task: Any, name: str) -> Any:
     return find(fields, name) if fields is not None else None
 
 
-def name_of(task: Any) -> str:
+def task_name(task: Any) -> str:
     accelerated = sys.modules.get("_asyncio")
     if accelerated is not None and is_subtype(type(task), accelerated.Task):
         return exact_text(accelerated.Task.get_name(task), MAX_NAME)
-    return exact_text(field(task, "_name"), MAX_NAME)
+    return exact_text(task_field(task, "_name"), MAX_NAME)
 
 
-def steps_of(task: Any) -> tuple[list[Step], Any]:
+def steps_of_task(task: Any) -> tuple[list[Step], Any]:
     """The frames on which a task waits, outermost first, and the thing at the end that it waits for.
 
     Of one that has failed: where that was.
     """
-    error = field(task, "_exception")
+    error = task_field(task, "_exception")
     if error is not None:
         return steps_of_traceback(traceback_of(error)), None
     steps: list[Step] = []
-    current = field(task, "_coro")
+    current = task_field(task, "_coro")
     for _ in range(_MAX_AWAITS):
         kind = type(current)
         if kind is types.CoroutineType:
@@ -452,26 +452,26 @@ def steps_of(task: Any) -> tuple[list[Step], Any]:
         if following is None:
             break
         current = following
-    waiter = field(task, "_fut_waiter")
+    waiter = task_field(task, "_fut_waiter")
     return steps, waiter
 
 
-def records(tasks: list[Any], frames: Frames) -> tuple[list[dict[str, Any]], list[list[Step]]]:
+def task_records(tasks: list[Any], frames: Frames) -> tuple[list[dict[str, Any]], list[list[Step]]]:
     """A record for each task, without locals; and the steps, for those who add them."""
     places = {id(task): number for number, task in enumerate(tasks)}
-    made = [_record(task, frames, places) for task in tasks]
+    made = [_task_record(task, frames, places) for task in tasks]
     return [record for record, _ in made], [steps for _, steps in made]
 
 
-def _record(task: Any, frames: Frames, places: dict[int, int]) -> tuple[dict[str, Any], list[Step]]:
+def _task_record(task: Any, frames: Frames, places: dict[int, int]) -> tuple[dict[str, Any], list[Step]]:
     """One task, without locals; ``places``: of the tasks that have a record."""
     current = _current_tasks()
-    steps, waiter = steps_of(task)
+    steps, waiter = steps_of_task(task)
     shown, left_out, kept = frames.records(steps)
     record: dict[str, Any] = {
-        "name": name_of(task),
+        "name": task_name(task),
         "state": "failed"
-        if field(task, "_exception") is not None
+        if task_field(task, "_exception") is not None
         else "running"
         if any(task is other for other in current)
         else "waiting"
@@ -485,15 +485,15 @@ def _record(task: Any, frames: Frames, places: dict[int, int]) -> tuple[dict[str
         record["waits_for"] = type_name(type(waiter))
         if id(waiter) in places:
             record["waits_for_task"] = places[id(waiter)]
-        children = field(waiter, "_children")
+        children = task_field(waiter, "_children")
         if type(children) is list:
             record["waits_for_tasks"] = [places[id(child)] for child in children[:1000] if id(child) in places]
-    if field(task, "_must_cancel") is True:
+    if task_field(task, "_must_cancel") is True:
         record["cancelling"] = True
     return record, kept
 
 
-def add_locals(
+def add_task_locals(
     found: list[dict[str, Any]], stacks: list[list[Step]], frames: Frames, walker: Walker, limits: Limits
 ) -> None:
     """Locals of the tasks' frames; each task may use a small part of what is left."""
