@@ -2,7 +2,8 @@
 
 Replays seeded failures over fixed intervals, policies of steps and events, and the adaptive one, for states that are
 cheap and dear to save. Time is simulated (``when_traces``), with the schedule that the library uses. Prints tables,
-writes JSON and draws the picture. ``--only costs`` measures what checkpoints of a real store take.
+writes JSON and draws the picture. ``--only costs`` measures what checkpoints of a real store take, ``--overhead`` what
+policies add to the run time of a real agent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 import targets as reached
 from rich.console import Console
 from rich.table import Table
-from when_traces import ADAPTIVE, FAMILIES, POLICIES, Case, Judged, judge, simulate
+from when_overhead import main as overhead
+from when_traces import ADAPTIVE, FAMILIES, POLICIES, TOTALS, Case, Judged, judge, simulate
 
 import holdfast
 
@@ -43,7 +45,10 @@ CASES = tuple(
     for state, cost_s in STATES.items()
     for step_s, found in BETWEEN_S.items()
     for between_s in found
+    if cost_s > 0.001 or between_s < 3_600 or step_s > 2  # hundreds of thousands of checkpoints for each figure
 )
+OF_TIME = (ADAPTIVE, TOTALS, "every 30 s")
+"""With the shortest steps, policies that count them would take most of the simulation, and are not of interest."""
 QUIET_HOURS = (0.25, 1, 24)
 FAILURES = 100
 SEEDS_FROM = 1_000
@@ -56,6 +61,8 @@ Figures = dict[str, Any]
 
 def main() -> None:
     options = parse()
+    if options.overhead:
+        sys.exit(overhead(20 if not options.quick else 3, options.dir))
     console = Console(width=None if sys.stdout.isatty() else 120)
     results: Figures = {
         "environment": {
@@ -103,7 +110,8 @@ def traces(seeds: int, failures: int, jobs: int, say: Callable[[str], None]) -> 
 
 
 def _judge(work: tuple[Case, str, int, int]) -> Judged:
-    return judge(*work)
+    case = work[0]
+    return judge(*work, OF_TIME if case.step_s < 1 else tuple(POLICIES))
 
 
 def _figures(state: str, case: Case, family: str, judged: Sequence[Judged]) -> Figures:
@@ -127,7 +135,7 @@ def _figures(state: str, case: Case, family: str, judged: Sequence[Judged]) -> F
                 "worst": max(one.against_best(name) for one in judged),
                 "against_best_of_all": sum(one.policies[name].s for one in judged) / whole[best_s],
             }
-            for name in POLICIES
+            for name in judged[0].policies
         },
     }
 
@@ -206,7 +214,8 @@ def show(results: Figures, console: Console) -> None:
             sheet.add_column(column, justify="right" if column != "state" else "left")
         for row in (row for row in results["traces"] if row["family"] == family):
             best_s = row["best_every_s"]
-            ratios = [f"{one['against_best']:.2f} ({one['worst']:.2f})" for one in row["policies"].values()]
+            policies = [row["policies"].get(name) for name in POLICIES]
+            ratios = [f"{one['against_best']:.2f} ({one['worst']:.2f})" if one else "-" for one in policies]
             about = (f"{row['step_s']:g} s", f"{row['between_s']:g} s", f"{best_s:.3g} s")
             sheet.add_row(row["state"], *about, f"{row['fixed'][f'{best_s:g}']:.2%}", *ratios)
         console.print(sheet)
@@ -267,7 +276,8 @@ def _ratios(axes: Any, results: Figures) -> None:
     names = list(POLICIES)
     for place, name in enumerate(names):
         for shift, family in enumerate(FAMILIES):
-            found = [row["policies"][name]["against_best"] for row in results["traces"] if row["family"] == family]
+            rows = [row["policies"].get(name) for row in results["traces"] if row["family"] == family]
+            found = [row["against_best"] for row in rows if row]
             height = place + (shift - 1.5) * 0.17
             axes.scatter(found, [height] * len(found), s=12, color=COLOURS[family], alpha=0.75, linewidths=0)
     axes.axvline(1, color=picture.FLOOR, linestyle="--", linewidth=1.3)
@@ -288,6 +298,7 @@ def parse() -> argparse.Namespace:
         "--only", nargs="+", choices=(*PARTS, "costs"), default=PARTS, metavar="NAME",
         help=f"of {', '.join(PARTS)}, and costs, which measures a real store",
     )  # fmt: skip
+    parser.add_argument("--overhead", action="store_true", help="only: what policies add to tools that take 50 ms")
     parser.add_argument("--seeds", type=int, help="traces of each case and family (8)")
     parser.add_argument("--failures", type=int, default=FAILURES, help=f"in each trace ({FAILURES})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that simulate")

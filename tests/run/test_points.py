@@ -249,6 +249,24 @@ def test_an_intent_waits_for_everything_before_it(store, store_path):
     assert seen == [7]
 
 
+def test_a_step_inside_a_tool_saves_nothing(store):
+    agent = store.agent("trip-7", when=When(every_steps=1, at_phase=True))
+
+    @holdfast.tool
+    def book():
+        agent.step()
+        with agent.phase("inside"):
+            pass
+        return 1
+
+    with agent:
+        agent.state["n"] = 1
+        agent.state["booking"] = book()
+        assert agent.head is None
+        agent.step()
+    assert agent.head.state == {"n": 1, "booking": 1}
+
+
 # -- blocks that are not saved in the middle ---------------------------------------------------------------------
 
 
@@ -356,6 +374,16 @@ def test_a_failing_phase_leaves_its_state_beside_the_line_and_the_last_good_one_
     with holdfast.open(store_path) as again:
         assert again.agent("trip-7").state == {"plan": ["fly"], "paid": "whole"}
         assert again.verify().ok
+
+
+def test_a_program_that_fails_again_and_again_and_goes_on_is_saved_all_the_same(store, clock):
+    agent = store.agent("trip-7", when=When(every_s=10))
+    for number in range(30):
+        clock.now_s += 3
+        with pytest.raises(ValueError, match="no"):
+            fail(agent, "pay", ValueError("no"), n=number)
+        agent.step()
+    assert triggers(agent).count("time") == 7
 
 
 def test_an_error_that_leaves_several_phases_is_one_failure(store):

@@ -331,7 +331,7 @@ class Agent:
             )
             self._document.become(wanted, record=False)
             self._pace.moved()
-            self._pace.failed()
+            self._pace.failed(lost=True)
             head = self._made = self._seen(target)
             writer.start_from(target, source.since_base(), moved=self._branch, records=records)
             return head

@@ -18,7 +18,8 @@ from msgspec import Struct, to_builtins
 
 from holdfast.agent import history, metadata
 from holdfast.agent.graph import Graph
-from holdfast.agent.schedule import Past, Schedule
+from holdfast.agent.points import past_in
+from holdfast.agent.schedule import Schedule
 from holdfast.agent.when import When
 from holdfast.errors import BadOption, Damaged
 from holdfast.store.catalog import View
@@ -109,7 +110,6 @@ def costs_of(store: Store, agent: Agent, limit: int | None) -> Costs:
     told = [point.manifest.cost for point in points if point.manifest.cost is not None]
     stalls = [cost.stall_us / 1e6 for cost in told if cost.stall_us]
     run_s, failures = sum(cost.elapsed_ms for cost in told) / 1e3, sum(cost.failures for cost in told)
-    past = Past(failures, run_s, median(stalls) if stalls else None)
     days = _days(points, sizes)
     return Costs(
         agent=agent.name,
@@ -126,7 +126,7 @@ def costs_of(store: Store, agent: Agent, limit: int | None) -> Costs:
         failures=failures,
         frees_bytes=_frees(store, agent),
         when=when.to_table() if when is not None else None,
-        interval_s=Schedule(when, 0.0, past).interval_s if when is not None and when.adaptive else None,
+        interval_s=Schedule(when, 0.0, past_in(told)).interval_s if when is not None and when.adaptive else None,
         days=days[-DAYS:],
         recent=[_recent(point, points) for point in points[:RECENT]],
     )

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -21,11 +22,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import metadata
-from holdfast.agent.schedule import Past, Schedule
+from holdfast.agent.schedule import GAPS_MAX, Past, Schedule
 from holdfast.agent.when import When
 from holdfast.codec.operations import operations_size
 from holdfast.errors import BadOption, Damaged, Forgotten
 from holdfast.store.files import unavailable
+from holdfast.store.manifest import Cost
 
 if TYPE_CHECKING:
     from holdfast.agent.agent import Agent
@@ -96,12 +98,12 @@ class Pace:
         if self._schedule is not None:
             self._schedule.unchanged(monotonic())
 
-    def failed(self) -> None:
-        """The agent failed, or was rolled back. The next checkpoint says so, for whoever opens it later."""
+    def failed(self, *, lost: bool = False) -> None:
+        """The agent failed. The next checkpoint says so, for whoever opens it later. ``lost``: its state was."""
         if self._agent._writer is not None:
             self._agent._writer.failed += 1
         if self._schedule is not None:
-            self._schedule.failed(monotonic())
+            self._schedule.failed(monotonic(), lost=lost)
 
     def moved(self) -> None:
         """The state is another one: what was left in the middle of a block is gone."""
@@ -142,17 +144,13 @@ class Pace:
         return operations_size(found.operations) + sum(map(len, found.chunks.values()))
 
     def _past(self, when: When) -> Past:
-        """What the newest checkpoints say. By their own clocks: what was set since makes no difference."""
-        agent, writer = self._agent, self._agent._writer
-        failures, seconds, costs = writer.failed if writer is not None else 0, 0.0, []
+        """What the newest checkpoints say, and that the last process failed, if it did."""
+        agent, writer, costs = self._agent, self._agent._writer, []
         with suppress(Damaged, Forgotten):  # what is left says enough
             for point in islice(agent._db.view.walk(agent._branch.head), PAST_MAX if when.adaptive else 0):
-                cost = point.manifest.cost
-                if cost is not None:
-                    failures += cost.failures
-                    seconds += cost.elapsed_ms / 1e3
-                    costs += [cost.stall_us] if cost.stall_us else []
-        return Past(failures, seconds, median(costs) / 1e6 if costs else None)
+                costs += [point.manifest.cost] if point.manifest.cost is not None else []
+        failed = writer.failed if writer is not None else 0
+        return past_in([*([Cost("", 0, 0, 0, failed)] if failed else []), *costs])
 
     def _warn(self, late_s: float | None) -> None:
         if late_s is not None:
@@ -162,6 +160,20 @@ class Pace:
                 " agent.step() in the loop that leads there",
                 self._agent.name, late_s, file, line,
             )  # fmt: skip
+
+
+def past_in(costs: Sequence[Cost]) -> Past:
+    """What checkpoints say about failures and cost, newest first. By clocks that nobody sets."""
+    gaps: list[float] = []
+    age_s = 0.0
+    for cost in reversed(costs):
+        age_s += cost.elapsed_ms / 1e3
+        for _ in range(min(cost.failures, GAPS_MAX)):
+            gaps.append(age_s)
+            age_s = 0.0
+    stalls = [cost.stall_us for cost in costs if cost.stall_us]
+    cost_s = median(stalls) / 1e6 if stalls else None
+    return Past(len(gaps), sum(gaps) + age_s, cost_s, tuple(gaps[-GAPS_MAX:]), age_s)
 
 
 class Atomic:

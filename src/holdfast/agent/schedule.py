@@ -165,8 +165,11 @@ class Schedule:
         """The agent is at the end of a phase, or inside a run before or after a write: also safe points."""
         since_s = self._arrive(now_s)
         when = self._when
-        asked = {PHASE: when.at_phase, BEFORE: when.before is not None, AFTER: when.after is not None}
-        if asked.get(name, False):
+        if (
+            (name == PHASE and when.at_phase)
+            or (name == BEFORE and when.before is not None)
+            or (name == AFTER and when.after is not None)
+        ):
             return name
         return self._due_by_time(since_s, None) if since_s >= self.earliest_s else None
 
@@ -210,12 +213,18 @@ class Schedule:
         self._pass(now_s)
         self._settle(self.cost_s)
 
-    def failed(self, now_s: float) -> None:
-        """The agent failed: it was killed, an exception ended it, or it was rolled back. What was not saved is lost."""
+    def failed(self, now_s: float, *, lost: bool = True) -> None:
+        """The agent failed: it was killed, an exception ended it, or it was rolled back.
+
+        ``lost``: and with that what was not saved, so that the next interval begins here.
+        """
         self._pass(now_s)
         self._failures.add(self._passed_s - self._failed_at_s)
         self._failed_at_s = self._passed_s
-        self._settle(self.cost_s)
+        if lost:
+            self._settle(self.cost_s)
+        else:
+            self._choose(self.cost_s)
 
     def _settle(self, cost_s: float) -> None:
         self._saved_at_s = self._seen_at_s = self._passed_s

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from holdfast.agent import watchers
+from holdfast.agent.points import TOOL
 from holdfast.errors import BadName, BadOption, Cancelled, InDoubt
 from holdfast.run import records as rec
 from holdfast.run import waiting
@@ -61,9 +62,9 @@ class Item(Run):
     def look(self) -> None:
         """As above."""
 
-    def point(self, lane: Lane, path: str, event: str, label: str, asked: str = "") -> Any:  # noqa: ARG002 - as above
-        """It has no safe points, either."""
-        return self._checkpoint(lane, label, asked) if asked else None
+    def _point(self, lane: Lane, path: str, label: str, asked: str | None) -> Any:  # noqa: ARG002 - as above
+        """It has no safe points, either. A tool that asks for a checkpoint is told so."""
+        return self._checkpoint(lane, label, asked) if asked == TOOL else None
 
     def _checkpoint(self, lane: Lane, label: str, trigger: str) -> Any:  # noqa: ARG002 - as it is for runs
         raise BadOption(

@@ -25,7 +25,7 @@ from holdfast.errors import AtomicOpen, BadOption, GateFailed, HoldfastError, To
 from holdfast.run.arguments import scrub
 from holdfast.run.outcomes import MESSAGE_MAX, told
 from holdfast.run.runs import Run
-from holdfast.run.scope import HERE, Lane
+from holdfast.run.scope import EFFECT, HERE, Lane
 from holdfast.run.steps import Long, Steps, Theirs, Work, drive, drive_later
 
 if TYPE_CHECKING:
@@ -89,8 +89,13 @@ class SafePoints(below.Agent):
         return made
 
     def _ready(self, trigger: str, label: str = "") -> Callable[[], Checkpoint] | None:
-        """A checkpoint that the policy asks for, ready to be written; None where there is nothing to save, or to."""
+        """A checkpoint that the policy asks for, ready to be written; None where there is nothing to save.
+
+        Nor inside a tool: what its caller makes of the answer is not in the state yet.
+        """
         self._check_writer()
+        if EFFECT.get() is not None:
+            return None
         if not self.dirty or self._host.has_remains:
             self._pace.unchanged()
             return None

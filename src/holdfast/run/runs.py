@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from holdfast.agent import watchers
 from holdfast.agent.points import BREAKER, TOOL
+from holdfast.agent.schedule import AFTER, BEFORE
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import (
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from holdfast.run.host import AgentHost
 
 log = logging.getLogger("holdfast.run")
+_WRITES = {"before": BEFORE, "after": AFTER}
 SHOWN_MAX = 200
 """Characters of a call's arguments in a message."""
 
@@ -290,50 +292,46 @@ class Run(Scope):
         return super().complete(record, stowed, soon=soon)
 
     def around(self, lane: Lane, path: str, tool: Tool, when: str) -> None:
-        asked = tool.checkpoint == when
-        event = f"{when} write" if tool.kind in GUARDED else when
-        self.point(lane, f"{path}!{when}", event, f"{when} {tool.name}", TOOL if asked else "")
+        asked = TOOL if tool.checkpoint == when else self.host.due(_WRITES[when] if tool.kind in GUARDED else when)
+        if asked or self._points:
+            self._point(lane, f"{path}!{when}", f"{when} {tool.name}", asked)
 
     def opened(self, lane: Lane, path: str, label: str) -> None:
         try:
-            self.point(lane, f"{path}!breaker", "", label, BREAKER)
+            self._point(lane, f"{path}!breaker", label, BREAKER)
         except InputError as error:  # of the state: it was a courtesy, and the program will be told at its own
             log.warning("no checkpoint was taken: %s: %s", label, error)
 
-    def point(self, lane: Lane, path: str, event: str, label: str, asked: str = "") -> Any:
-        """The run is at a safe point: save it if its policy says so, or somebody has asked. Gives what was saved.
+    def point(self, lane: Lane, path: str, event: str, label: str) -> Any:
+        """The program has declared a safe point. Gives what was saved."""
+        return self._point(lane, path, label, self.host.due(event))
+
+    def _point(self, lane: Lane, path: str, label: str, asked: str | None) -> Any:
+        """The run is at a safe point: save it if somebody asks for that. Gives what was saved.
 
         The position takes no number, so that another execution, with another policy, need not take it. One that comes
         by compares the states. Nobody waits until it is durable: the next intent does, and whoever waited in async code
-        would go on in another order than the next time. What the policy saves is a courtesy: if that fails it is the
-        program's business when it asks for a checkpoint itself.
+        would go on in another order than the next time. What a policy saves is a courtesy: if that fails, the program
+        is told when it asks for a checkpoint itself.
         """
         if self._points and (found := self._points.pop(path, None)) is not None:
             self._compare(path, found)
             with suppress(UnknownRevision):  # it was let go: nothing depends on it
                 return self.host.saved(found.id)
             return None
-        trigger = asked or self.host.due(event)
-        if (
-            not trigger
-            or not self._is_live()
-            or lane.stray
-            or self.ended
-            or self.given_up
-            or self.unsettled
-            or self.broken
-        ):
+        declared = asked in {TOOL, BREAKER}
+        if not asked or not self._is_live() or lane.stray or (EFFECT.get() is not None and not declared):
             return None
-        if not asked and EFFECT.get() is not None:
-            return None
+        if self.ended or self.given_up or self.unsettled or self.broken is not None:
+            return None  # the call itself says why
         try:
-            if not asked and not self.host.changed:
+            if not declared and not self.host.changed:
                 return None
-            return self._save(lane, path, label, trigger=trigger, lazy=True)()
+            return self._save(lane, path, label, trigger=asked, lazy=True)()
         except AtomicOpen:
             return None
         except InputError as error:
-            if asked:
+            if declared:
                 raise
             log.warning("no checkpoint of %s was taken at %s: %s", self.agent.name, path, error)
             return None
