@@ -137,7 +137,8 @@ class BranchWriter:
         """``guard`` names the lease that covers the branch when it is not its own: a branch and its generation."""
         self.lock = threading.RLock()
         self.config = config
-        self._description = metadata.Description(store._registry, config)
+        # What it says is the same for all writers of a store, but for those with a configuration of their own.
+        self._description = store._description if config is None else metadata.Description(store._registry, config)
         self._metadata = b""  # that of the head
         self._store = store
         self._db = store._db
