@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from holdfast.agent import history, pointers, watchers
+from holdfast.agent import history, metadata, pointers, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
@@ -130,6 +130,7 @@ class Store:
         self._readonly, self._durability, self._paranoid, self._inert = options
         self._batched = self._durability == "batched"
         self._registry: Registry = REGISTRY.child()
+        self._description = metadata.Description(self._registry, None)
         self._handles: dict[int, Agent] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
