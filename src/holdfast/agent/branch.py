@@ -152,7 +152,7 @@ class BranchWriter:
         """``guard`` names the lease that covers the branch when it is not its own: a branch and its generation."""
         self.lock = threading.RLock()
         self.config = config
-        # What it says is the same for all writers of a store, but for those with a configuration or a policy of their own.
+        # The same for all writers of a store, but for those with a configuration or a policy of their own.
         own = config is not None or when is not None
         self._description = metadata.Description(store._registry, config, when) if own else store._description
         self._metadata = b""  # that of the head

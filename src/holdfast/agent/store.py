@@ -130,7 +130,7 @@ class Store:
         self._readonly, self._durability, self._paranoid, self._inert = options
         self._batched = self._durability == "batched"
         self._registry: Registry = REGISTRY.child()
-        self._description = metadata.Description(self._registry, None)
+        self._description = metadata.Description(self._registry, None, None)
         self._handles: dict[int, Agent] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
