@@ -23,7 +23,7 @@ endif
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: help demo test check docs lint types rooms versions bench soak format clean distclean compiled
+.PHONY: help demo test check docs lint types rooms versions size bench soak format clean distclean compiled
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ rooms: .venv/.dev ## which room may import which: import-linter
 
 versions: .venv/.dev .venv/.machine ## the tests of what looks into the interpreter, with other Pythons
 	@.ci/versions --numprocesses=$$(($(JOBS) / 3 > 1 ? $(JOBS) / 3 : 0)) --dist=worksteal
+
+size: ## lines and modules of each room
+	@.ci/size
 
 docs: .venv/.docs ## the documentation as a site with search, in build/site
 	$(SAY) "site"
@@ -85,7 +88,7 @@ format: .venv/.dev ## put the code into its one form
 
 clean: ## remove caches and build results
 	@rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	@find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## remove .venv too: back to a fresh clone
 	@rm -rf .venv

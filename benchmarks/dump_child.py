@@ -76,12 +76,12 @@ class Tool:
         """Import and open what is needed: programs do that when they start."""
         if self.name in OURS:
             import holdfast
-            from holdfast.crash import logs
+            from holdfast.crash import inside
 
             if self.name == "holdfast installed":
                 holdfast.crash.install(to=self.folder)  # starts the sidecar, which sees the process die
             else:
-                logs.keep(100)
+                inside.keep_logs(100)
             agent = holdfast.open(self.folder / "store").agent("trip-7")
             agent.state["plan"] = mark("state")
             agent.checkpoint("planned")

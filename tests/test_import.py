@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import pkgutil
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,39 @@ def test_nothing_else_looks_public():
     modules = {module.name for module in pkgutil.iter_modules(holdfast.__path__)}
     public = {name for name in vars(holdfast) if not name.startswith("_")} - modules - {"annotations", "TYPE_CHECKING"}
     assert public <= set(holdfast.__all__)
+
+
+def members():
+    """Each public method and property of each public class, with the docstring that the reference shows."""
+    rooms = {"": holdfast, "crash.": holdfast.crash, "keys.": holdfast.keys}
+    public = {f"{room}{name}": getattr(of, name) for room, of in rooms.items() for name in of.__all__}
+    for name, cls in public.items():
+        if not inspect.isclass(cls) or issubclass(cls, BaseException):
+            continue
+        yield name, cls.__doc__
+        for member in dir(cls):
+            if member.startswith("_"):
+                continue
+            owner = next(one for one in cls.__mro__ if member in vars(one))
+            found = inspect.getattr_static(cls, member)
+            if owner.__module__.startswith("holdfast.") and isinstance(
+                found, types.FunctionType | property | classmethod | staticmethod
+            ):
+                yield f"{name}.{member}", found.__doc__
+
+
+def test_the_reference_says_something_about_everything_public():
+    told = dict(members())
+    assert len(told) > 200
+    assert not [name for name, said in told.items() if not said]
+    functions = [getattr(holdfast, name) for name in holdfast.__all__ if not inspect.isclass(getattr(holdfast, name))]
+    assert not [one for one in functions if callable(one) and not one.__doc__]
+
+
+@pytest.mark.parametrize("function", [holdfast.open, holdfast.tool, holdfast.durable, holdfast.queue])
+def test_what_has_many_options_explains_each_of_them(function):
+    options = {name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert not {name for name in options if f"``{name}" not in function.__doc__}
 
 
 @pytest.fixture(scope="module")

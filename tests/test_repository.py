@@ -143,6 +143,13 @@ def test_every_target_of_make_is_explained():
     assert sorted(phony.split()) == sorted(explained)
 
 
+def test_the_wheel_carries_the_examples_that_the_demo_runs():
+    build = tomllib.loads(read("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["force-include"] == {"examples": "holdfast/examples"}
+    assert "/examples" in build["sdist"]["include"]
+    assert (ROOT / "examples" / "demo.py").is_file()
+
+
 def test_the_relative_links_of_every_page_lead_somewhere():
     broken = []
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
@@ -153,7 +160,7 @@ def test_the_relative_links_of_every_page_lead_somewhere():
 
 def test_the_architecture_names_every_room_and_only_modules_that_exist():
     page, source = read("docs/architecture.md"), ROOT / "src" / "holdfast"
-    rooms = {one.name for one in source.iterdir() if (one / "__init__.py").is_file()} | {"errors"}
+    rooms = {one.name for one in source.iterdir() if (one / "__init__.py").is_file()} | {"errors", "text"}
     (table,) = re.findall(r"^## The rooms\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == rooms
     named = {f"{room}/{module}.py" for room, module in re.findall(r"`(\w+)/(\w+)\.py`", page)}
@@ -168,6 +175,6 @@ def test_the_architecture_names_every_room_and_only_modules_that_exist():
 def test_the_site_has_every_page_and_the_reference_every_public_name():
     site = set(re.findall(r"^\s*- ([\w/-]+\.md)$", read("mkdocs.yml"), re.MULTILINE))
     assert site == {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
-    shown = re.findall(r"^::: holdfast\.(\w+)$", read("docs/reference.md"), re.MULTILINE)
+    shown = re.findall(r"(?:^::: |heading: )holdfast\.(\w+)(?=$|,)", read("docs/reference.md"), re.MULTILINE)
     own = {name for name in holdfast.__all__ if name not in vars(errors)}
     assert own <= set(shown) <= set(holdfast.__all__)

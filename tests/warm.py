@@ -195,7 +195,7 @@ def load(what: str) -> None:
             continue
         package = importlib.import_module(name[:-2])
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith(".__main__") and ".demo" not in module.name:  # the demo declares tools
+            if not module.name.endswith(".__main__"):
                 importlib.import_module(module.name)
     gc.collect()
     gc.freeze()

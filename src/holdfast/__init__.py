@@ -6,11 +6,10 @@ loaded when the name is first used, so that a program pays for what it uses.
 
 from __future__ import annotations
 
-import gc as _gc
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from holdfast import errors
+from holdfast import lazy as _lazy
 from holdfast.errors import (
     AgentBusy,
     Cancelled,
@@ -133,48 +132,51 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MISSING": ("holdfast.codec.document", "MISSING"),
-    "Absent": ("holdfast.run.effects", "Absent"),
-    "Agent": ("holdfast.run.handle", "Agent"),
-    "AgentInfo": ("holdfast.agent.fleet", "AgentInfo"),
-    "Breaker": ("holdfast.run.resilience", "Breaker"),
-    "Change": ("holdfast.agent.changes", "Change"),
-    "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
-    "Costs": ("holdfast.agent.cost", "Costs"),
-    "Diff": ("holdfast.agent.changes", "Diff"),
-    "Document": ("holdfast.codec.document", "Document"),
-    "Effect": ("holdfast.run.effects", "Effect"),
-    "ForkPlan": ("holdfast.run.forking", "ForkPlan"),
-    "Found": ("holdfast.run.effects", "Found"),
-    "Page": ("holdfast.agent.fleet", "Page"),
-    "Policy": ("holdfast.agent.policy", "Policy"),
-    "Problem": ("holdfast.agent.verify", "Problem"),
-    "QueueInfo": ("holdfast.run.queues", "QueueInfo"),
-    "Record": ("holdfast.codec.classes", "Record"),
-    "RepairReport": ("holdfast.agent.repair", "RepairReport"),
-    "RestoreReport": ("holdfast.agent.move", "RestoreReport"),
-    "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
-    "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
-    "RunInfo": ("holdfast.run.listing", "RunInfo"),
-    "ScheduleInfo": ("holdfast.run.schedule", "ScheduleInfo"),
-    "SignalInfo": ("holdfast.run.listing", "SignalInfo"),
-    "Store": ("holdfast.run.store", "Store"),
-    "Streamed": ("holdfast.run.streams", "Streamed"),
-    "TransferReport": ("holdfast.agent.transfer", "TransferReport"),
-    "Unknown": ("holdfast.run.effects", "Unknown"),
-    "VerifyReport": ("holdfast.agent.verify", "VerifyReport"),
-    "When": ("holdfast.agent.when", "When"),
-    "current": ("holdfast.run.scope", "current"),
-    "durable": ("holdfast.run.durables", "durable"),
-    "effect": ("holdfast.run.scope", "effect"),
-    "import_bundle": ("holdfast.agent.bundle", "import_bundle"),
-    "open": ("holdfast.run.store", "open_store"),
-    "plain": ("holdfast.codec.document", "plain"),
-    "queue": ("holdfast.run.queues", "queue"),
-    "register": ("holdfast.codec.types", "register"),
-    "repair": ("holdfast.agent.repair", "repair"),
-    "tool": ("holdfast.run.tools", "tool"),
+    "MISSING": "holdfast.codec.document",
+    "Absent": "holdfast.run.effects",
+    "Agent": "holdfast.run.handle",
+    "AgentInfo": "holdfast.agent.fleet",
+    "Breaker": "holdfast.run.resilience",
+    "Change": "holdfast.agent.changes",
+    "Checkpoint": "holdfast.agent.checkpoint",
+    "Costs": "holdfast.agent.cost",
+    "Diff": "holdfast.agent.changes",
+    "Document": "holdfast.codec.document",
+    "Effect": "holdfast.run.effects",
+    "ForkPlan": "holdfast.run.forking",
+    "Found": "holdfast.run.effects",
+    "Page": "holdfast.agent.fleet",
+    "Policy": "holdfast.agent.policy",
+    "Problem": "holdfast.agent.verify",
+    "QueueInfo": "holdfast.run.queues",
+    "Record": "holdfast.codec.classes",
+    "RepairReport": "holdfast.agent.repair",
+    "RestoreReport": "holdfast.agent.move",
+    "RetentionReport": "holdfast.agent.retention",
+    "RollbackPlan": "holdfast.run.rollback",
+    "RunInfo": "holdfast.run.listing",
+    "ScheduleInfo": "holdfast.run.schedule",
+    "SignalInfo": "holdfast.run.listing",
+    "Store": "holdfast.run.store",
+    "Streamed": "holdfast.run.streams",
+    "TransferReport": "holdfast.agent.transfer",
+    "Unknown": "holdfast.run.effects",
+    "VerifyReport": "holdfast.agent.verify",
+    "When": "holdfast.agent.when",
+    "crash": "holdfast.crash:",
+    "current": "holdfast.run.scope",
+    "durable": "holdfast.run.durables",
+    "effect": "holdfast.run.scope",
+    "import_bundle": "holdfast.agent.bundle",
+    "keys": "holdfast.agent.keys:",
+    "open": "holdfast.run.store:open_store",
+    "plain": "holdfast.codec.document",
+    "queue": "holdfast.run.queues",
+    "register": "holdfast.codec.types",
+    "repair": "holdfast.agent.repair",
+    "tool": "holdfast.run.tools",
 }
+_load = _lazy.names(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> object:
@@ -182,23 +184,7 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("holdfast")
-    if name == "keys":
-        return _import_module("holdfast.agent.keys")
-    if name == "crash":
-        return _import_module("holdfast.crash")
-    if name not in _HOMES:
-        msg = f"module 'holdfast' has no attribute {name!r}"
-        raise AttributeError(msg)
-    module, attribute = _HOMES[name]
-    collects = _gc.isenabled()
-    try:
-        _gc.disable()  # all that is loaded stays: looking for garbage in it takes a tenth of the time
-        value: object = getattr(_import_module(module), attribute)
-    finally:
-        if collects:
-            _gc.enable()
-    globals()[name] = value
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:

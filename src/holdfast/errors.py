@@ -14,6 +14,7 @@ The second level groups errors by what a handler would do:
           QueueDiffers      a program declares a queue with other numbers than the store has (queue)
         AtomicOpen        a checkpoint in the middle of `with agent.atomic():`
         ReadOnly          a change through a handle or a past state that only reads
+          StoreCopied       a copy of a store whose packs lie elsewhere, not yet allowed to take its place (lost)
         Stale             a node that rollback, undo or redo removed from the state
         NothingToUndo     undo or redo with nothing left to reverse
         ThreadExists      a thread to be imported is there already, with other content (thread)
@@ -194,6 +195,19 @@ class ReadOnly(InputError):
     """A change was tried through something that only reads."""
 
     kind = "read-only"
+
+
+class StoreCopied(ReadOnly):
+    """A copy of a store whose packs lie elsewhere, where the original would delete what is written by this one.
+
+    ``lost`` says in words what may be missing here. ``trust_older=True`` lets it take the place of the original.
+    """
+
+    kind = "store-copied"
+
+    def __init__(self, message: str, *, lost: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.lost = lost
 
 
 class Stale(InputError):

@@ -3,65 +3,36 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import holdfast
 from holdfast.errors import ForkedHandle, HoldfastError
-from tests import warm
-from tests.agent.histories import few_between_seals, forget, numbers
+from tests import lives
+from tests.agent.histories import few_between_seals
+from tests.lives import CHANGES, dies, end, line  # noqa: F401 - the last two for tests that start them
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """Run one of the functions below in a process of its own."""
-    return warm.Popen(
-        [sys.executable, "-m", "tests.agent.child", *map(str, arguments)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that what it forks can be ended with it
-    )
+start = partial(lives.start, "tests.agent.child")
+"""Run one of the functions below in a process of its own."""
 
 
-def line(process: subprocess.Popen[str]) -> str:
-    return process.stdout.readline().strip()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
-
-
-def killed(folder: Path, original: Path, count: int, function: str) -> Iterator[holdfast.Store]:
-    """Copies of a store in which a function was killed after some part of its time; the first one ended."""
-    took, noise = 0.0, random.Random(1)
-    for attempt in range(count):
-        path = folder / f"store{attempt}"
+def killed(original: Path, step: int, act: Callable[[Path], object]) -> Iterator[holdfast.Store]:
+    """Copies of a store in which something was killed at every so-manieth of its changes; in the last one it ended."""
+    for at in count(1, step):
+        path = original.with_name(f"killed {at}")
         shutil.copytree(original, path)
-        with start(function, path) as process:
-            assert line(process) == "ready"
-            began = time.monotonic()
-            process.stdin.write("\n")
-            process.stdin.flush()
-            if attempt:
-                time.sleep(noise.random() * took)  # where it is killed, not what is expected then
-                process.kill()
-            else:
-                assert line(process) == "done"
-                took = time.monotonic() - began
+        died = dies(lambda path=path: act(path), at, *CHANGES, (os, "rename"), (os, "unlink"))
         with holdfast.open(path) as store:
+            store._db.packs.sweep_strays(store._db.view, store._db.engine, -1)  # as somebody does after an hour
             yield store
         shutil.rmtree(path)
+        if not died:
+            return
 
 
 def say(*words: object) -> None:
@@ -90,7 +61,7 @@ def read(path: str) -> None:
         sys.stdin.read()
 
 
-def retained(path: str, name: str, count: str) -> None:
+def retained(path: str, name: str, times: str) -> None:
     """Append while others let go what is old, with a rollback now and then; say whether all is as it was."""
     few_between_seals()
     with holdfast.open(path) as store:
@@ -99,7 +70,7 @@ def retained(path: str, name: str, count: str) -> None:
         agent.checkpoint("first")
         say("ready")
         expected: list[str] = []
-        for number in range(int(count)):
+        for number in range(int(times)):
             expected.append(f"{number} " * 200)
             agent.state["messages"].append(expected[-1])
             agent.checkpoint(f"m{number}")
@@ -116,31 +87,6 @@ def retain(path: str, last: str) -> None:
     """Let go all but the last few of every agent."""
     with holdfast.open(path) as store:
         say("removed", store.retain(holdfast.Policy(last=int(last))).removed)
-
-
-def retaining(path: str) -> None:
-    """One policy after another."""
-    few_between_seals()
-    store = holdfast.open(path)
-    say("ready")
-    sys.stdin.readline()
-    for last in (12, 6, 2):
-        store.retain(holdfast.Policy(last=last, labels=["1?"]))
-    say("done")
-
-
-def removing(path: str) -> None:
-    """Forget some of one agent, remove its copy, and then the rest of it."""
-    few_between_seals()
-    store = holdfast.open(path)
-    known = sorted(numbers(store, "a").values())
-    say("ready")
-    sys.stdin.readline()
-    forget(store, "a", known[::3])
-    store.remove("b")
-    forget(store, "a", known[1::3])
-    store.remove("a")
-    say("done")
 
 
 def shortened(path: str, name: str) -> None:
@@ -167,7 +113,7 @@ def release_after(path: str, name: str, seconds: str) -> None:
     sys.stdin.readline()
 
 
-def write(path: str, name: str, count: str) -> None:
+def write(path: str, name: str, times: str) -> None:
     """Append many times; say the ids."""
     store = holdfast.open(path)
     agent = store.agent(name)
@@ -175,7 +121,7 @@ def write(path: str, name: str, count: str) -> None:
     say("ready")
     sys.stdin.readline()
     ids = []
-    for number in range(int(count)):
+    for number in range(int(times)):
         messages.append({"role": "user", "content": f"{name} {number} " * 40})
         ids.append(agent.checkpoint(str(number)).id)
     say(*ids)

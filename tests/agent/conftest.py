@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import holdfast
 from tests import postgres
 from tests.agent.damage import memory
 
@@ -13,6 +14,12 @@ def store_path():
     """Where a test's store goes, and flushes cost nothing. Nothing is there yet."""
     with memory() as folder:
         yield folder / "store"
+
+
+@pytest.fixture
+def store(store_path):
+    with holdfast.open(store_path) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

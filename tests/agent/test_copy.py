@@ -14,12 +14,6 @@ from tests.agent.damage import spoil, spoil_payload
 from tests.agent.histories import empty, few_between_seals, grown, keep, picture, sound
 
 
-@pytest.fixture
-def store(store_path):
-    with holdfast.open(store_path) as opened:
-        yield opened
-
-
 def test_a_clone_has_everything_and_copies_nothing(store):
     grown(store).close()
     before = store.stats()["counts"]

@@ -27,12 +27,6 @@ NAMES = [
 
 
 @pytest.fixture
-def store(store_path):
-    with holdfast.open(store_path) as opened:
-        yield opened
-
-
-@pytest.fixture
 def agent(store):
     return store.agent("a")
 

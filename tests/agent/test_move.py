@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -20,6 +19,7 @@ from holdfast.store.keys import secret_of
 from tests.agent import child
 from tests.agent.histories import assert_same, grow, plain, view
 from tests.faults.rich import small_limits
+from tests.lives import dies
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 
@@ -213,34 +213,6 @@ def test_what_cannot_be_proven_takes_nobody_s_place(secret, monkeypatch):
     is_whole(path, OLD, seen)
 
 
-def killed_rotation(path, key, new, when):
-    """Rotate in a child that is killed at its ``when``-th rename or deletion; True if it got to the end before."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            left = [when]
-
-            def counted(real):
-                def call(*given, **more):
-                    left[0] -= 1
-                    if left[0] < 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return real(*given, **more)
-
-                return call
-
-            Path.rename, files.discard = counted(Path.rename), counted(files.discard)
-            files.exchange, move._carry = counted(files.exchange), counted(move._carry)
-            keys.rotate(path, new, key=key, full=True)
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFEXITED(status)
-
-
 def test_where_directories_cannot_change_places_nothing_is_changed(secret, monkeypatch):
     path, seen = secret
     monkeypatch.setattr(files, "_EXCHANGE", 1 << 20)  # which no system knows
@@ -254,8 +226,9 @@ def test_where_directories_cannot_change_places_nothing_is_changed(secret, monke
 def test_killed_at_any_moment_one_of_the_two_is_whole_and_found(secret):
     path, seen = secret
     key, new = OLD, NEW
-    for when in count():
-        done = killed_rotation(path, key, new, when)
+    moments = [(Path, "rename"), (files, "discard"), (files, "exchange"), (move, "_carry")]
+    for at in count(1, 2):  # before each of them
+        died = dies(lambda key=key, new=new: keys.rotate(path, new, key=key, full=True), at, *moments)
         try:
             is_whole(path, key, seen)
         except WrongKey:
@@ -263,6 +236,6 @@ def test_killed_at_any_moment_one_of_the_two_is_whole_and_found(secret):
             is_whole(path, key, seen)
         move.discard_old(str(path))
         assert (path / "dumps" / "one.dump").read_text() == "what happened"
-        if done:
+        if not died:
             break
-    assert when > 4
+    assert at > 9

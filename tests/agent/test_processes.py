@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import apsw
 import pytest
@@ -14,7 +14,8 @@ import pytest
 import holdfast
 from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreClosed, StorePoisoned
 from holdfast.store.database import open_database
-from tests.agent.child import end, line, start
+from tests.agent.child import start
+from tests.lives import ask, end, line, stop_at_rest
 
 
 @pytest.fixture
@@ -24,12 +25,6 @@ def holder(store_path):
     yield process
     process.send_signal(signal.SIGCONT)
     end(process)
-
-
-def ask(process, text: str) -> str:
-    process.stdin.write(text + "\n")
-    process.stdin.flush()
-    return line(process)
 
 
 def test_second_process_gets_agent_busy_that_names_the_holder(store_path, holder):
@@ -52,18 +47,6 @@ def test_after_kill_opening_works_at_once(store_path, holder):
         agent = store.agent("a")
         assert agent.state["by"] == [holder.pid, "one more"]
         agent.checkpoint("mine now")
-
-
-def stop_at_rest(holder, path):
-    """Stop a process while it has no change under way: one that it had would keep everybody waiting."""
-    while True:
-        holder.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
-        with closing(apsw.Connection(str(path / "store.db"))) as connection, suppress(apsw.BusyError):
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-            return
-        holder.send_signal(signal.SIGCONT)
 
 
 def test_takeover_from_a_stopped_holder_fences_it(store_path, holder):

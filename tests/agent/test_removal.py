@@ -34,12 +34,6 @@ def _small(monkeypatch):
     few_between_seals(monkeypatch.setattr)
 
 
-@pytest.fixture
-def store(store_path):
-    with holdfast.open(store_path) as opened:
-        yield opened
-
-
 # -- whole agents -----------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +296,16 @@ def test_killed_anywhere_it_leaves_a_whole_store(store_path, rounds):
         act(store.agent("b"))
         grown(store, "stays").close()
         before, known = picture(store, "stays"), states(store)
-    for store in child.killed(store_path.parent, store_path, rounds(5, 300), "removing"):
+
+    def removed(path):
+        with holdfast.open(path) as store:
+            known = sorted(numbers(store, "a").values())
+            forget(store, "a", known[::3])
+            store.remove("b")
+            forget(store, "a", known[1::3])
+            store.remove("a")
+
+    for store in child.killed(store_path, rounds(11, 1), removed):
         sound(store)
         left = states(store)
         assert left == {id: known[id] for id in left}

@@ -6,8 +6,6 @@ import hashlib
 import os
 import random
 import shutil
-import signal
-import sys
 
 import pytest
 
@@ -40,6 +38,7 @@ from tests.agent.damage import (
 )
 from tests.conftest import SOAK
 from tests.faults import rich
+from tests.lives import die, dies
 
 DERIVED = frozenset({"agent", "branch", "tag", "validity", "checkpoint", "shallow", "pack", "floor", "store"})
 """What a page of these tables holds can be had from others."""
@@ -216,20 +215,16 @@ def test_one_damaged_checkpoint_costs_what_rests_on_it(sound, path, key):
 
 
 def test_commits_that_a_broken_log_hides_are_found(path, key):
-    child = os.fork()
-    if child == 0:
-        try:
-            with opened(path, readonly=False, key=key) as store:
-                agent = store.agent("a")
-                for number in range(6):
-                    agent.state["log"].append(f"late {number}")
-                    agent.checkpoint(f"late {number}")
-                store.agent("third").checkpoint("third")
-                os.kill(os.getpid(), signal.SIGKILL)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-        os._exit(1)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    def late():
+        with opened(path, readonly=False, key=key) as store:
+            agent = store.agent("a")
+            for number in range(6):
+                agent.state["log"].append(f"late {number}")
+                agent.checkpoint(f"late {number}")
+            store.agent("third").checkpoint("third")
+            die()
+
+    assert dies(late, 0)
     shutil.copytree(path, path.parent / "copy")
     before = pictured(path.parent / "copy", key)
     log = (path / "store.db-wal").read_bytes()

@@ -26,12 +26,6 @@ def _small(monkeypatch):
     few_between_seals(monkeypatch.setattr)
 
 
-@pytest.fixture
-def store(store_path):
-    with holdfast.open(store_path) as opened:
-        yield opened
-
-
 def talk(store, name="a", count=30, size=200, **more):
     agent = store.agent(name, **more)
     messages = agent.state.setdefault("messages", [])
@@ -462,7 +456,13 @@ def test_killed_anywhere_it_leaves_a_whole_store_and_goes_on(store_path, rounds)
         large(store, "a", count=24, seed=8).close()
         store.copy("a", "b")
         known = states(store)
-    for store in child.killed(store_path.parent, store_path, rounds(5, 300), "retaining"):
+
+    def retained(path):
+        with holdfast.open(path) as store:
+            for last in (12, 6, 2):
+                store.retain(Policy(last=last, labels=["1?"]))
+
+    for store in child.killed(store_path, rounds(7, 1), retained):
         sound(store)
         left = states(store)
         assert left == {id: known[id] for id in left}

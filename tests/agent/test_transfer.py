@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from contextlib import closing
 from itertools import count
 
@@ -24,6 +23,7 @@ from tests.agent.damage import memory, spoil
 from tests.agent.histories import act, assert_same, forget, grow, numbers, plain, sound, view
 from tests.conftest import SOAK
 from tests.faults.rich import small_limits
+from tests.lives import dies
 
 
 @pytest.fixture
@@ -548,34 +548,10 @@ def test_a_node_that_was_left_without_what_is_below_it(stores):
         assert_same(source, dest, "trip")
 
 
-def killed_push(here, when):
-    """Push in a child that is killed around its ``when``-th transaction; True if it got to the end before."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            done = [0]
-            real = Sqlite.transaction
-
-            def transaction(self, work, begun=None):
-                done[0] += 1
-                if done[0] == when // 2 + 1 and when % 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                result = real(self, work, begun)
-                if done[0] == when // 2 + 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return result
-
-            with small_limits(), holdfast.open(here / "a", readonly=True) as source, holdfast.open(here / "b") as dest:
-                Sqlite.transaction = transaction
-                arrival.ROWS_AT_ONCE = 4
-                source.push(dest)
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFEXITED(status)
+def pushed(here):
+    with small_limits(), holdfast.open(here / "a", readonly=True) as source, holdfast.open(here / "b") as dest:
+        arrival.ROWS_AT_ONCE = 4
+        source.push(dest)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["each anew", "one after another"])
@@ -584,15 +560,15 @@ def test_killed_at_any_point_it_goes_on(tmp_path, rounds, again):
         grow(source, "trip", random.Random(7), 40)
         plain(source, "other", 12)
     most = 0
-    for when in count(0, rounds(11 if again else 29, 1)):
-        here = tmp_path if again else tmp_path / str(when)
+    for at in count(1, rounds(11 if again else 29, 1)):
+        here = tmp_path if again else tmp_path / str(at)
         if not again:
             here.mkdir()
             (here / "a").symlink_to(tmp_path / "a")
-        done = killed_push(here, when)
+        done = not dies(lambda here=here: pushed(here), at, (Sqlite, "transaction"))
         with small_limits(), holdfast.open(here / "a", readonly=True) as source, holdfast.open(here / "b") as dest:
             report = dest.verify()
-            assert report.ok, f"killed at {when}: {report}"
+            assert report.ok, f"killed at {at}: {report}"
             for info in dest.agents():
                 assert standing(dest, info.name) == standing(source, info.name)
             arrived = dest.stats()["counts"]["checkpoint"]

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.agent.graph import Graph
 from holdfast.errors import BadOption, Contention, Forgotten, HoldfastError
-from holdfast.store.catalog import read_body
+from holdfast.store.rows import read_body
 from holdfast.store.tables import TABLES
 from tests.agent.damage import (
     KEY,

@@ -26,7 +26,7 @@ from holdfast.cli import main
 from tests import warm
 from tests.conftest import from_outside_nothing
 
-PROGRAM = [sys.executable, "-m", "holdfast.cli"]
+PROGRAM = [sys.executable, "-m", "holdfast"]
 EVIL = "\x1b]0;owned\x07 [red]markup[/red] \u202etxt.exe \x9b31m"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "json.md"
@@ -68,7 +68,7 @@ def forms():
 FORMS = forms()
 ALIKE = dict.fromkeys(("pull", "backup", "move", "import-bundle"), "push")
 # The page has them in words, or they have several forms.
-OTHERWISE = ("signals", "signal.drop", "key", "dump", "leaks")
+OTHERWISE = ("signals", "signal.drop", "key", "dump")
 OPTIONAL = {"old", "new", "changes", "why", "used_by"}  # where there are such values
 # Their keys are not fixed.
 FREE = {

@@ -14,16 +14,6 @@ import holdfast
 from holdfast.cli import doctor as machine
 
 
-def test_verify_says_what_it_checked(cli):
-    ended = cli("verify")
-    assert ended.code == 0
-    assert "6 checkpoints" in ended.out
-    assert ended.out.endswith("Everything is as it was written.\n")
-    data = cli("verify", "--json").json
-    assert (data["ok"], data["problems"], data["affected"]) == (True, [], [])
-    assert data["checked"]["checkpoints"] == 6
-
-
 def test_verify_of_one_agent(cli):
     assert cli("verify", "user@example.com", "--json").json["checked"]["checkpoints"] == 1
     assert cli("verify", "nobody").code == 2
@@ -135,7 +125,7 @@ def test_doctor_warns_of_a_store_in_memory(cli, capsys):
 def test_flush_time_where_nothing_can_be_written(tmp_path):
     assert machine.flush_time(tmp_path / "nothing") is None
     measured = machine.flush_time(tmp_path)
-    assert 0 < measured.median_s <= measured.worst_s
+    assert 0 < measured["median_s"] <= measured["worst_s"]
 
 
 def test_packages_are_found_without_importing_them():

@@ -93,7 +93,7 @@ def test_without_a_name_all_branches_and_tags_are_listed(cli):
     assert cli("tag", "user*").out == "There are no tags.\n"
     found = cli("branch", "trip-*", "--json").json
     assert (found["agent"], [one["agent"] for one in found["branches"]]) == (None, ["trip-7", "trip-7"])
-    assert "2 more agents" in cli("branch", "-n", "1").out
+    assert "2 agents not shown" in cli("branch", "-n", "1").out
 
 
 def test_options_that_do_not_fit_are_refused(cli):

@@ -248,8 +248,8 @@ def test_take_says_when_there_is_no_python(program, dumps):
 
 
 def test_without_a_core_native_and_gdb_say_so(cli, dumps):
-    for verb in ("native", "gdb"):
-        ended = cli("dump", verb, str(dumps[0]))
+    for option in ((), ("--gdb",)):
+        ended = cli("dump", "native", str(dumps[0]), *option)
         assert ended.code in {2, 6}
         assert ended.err
 
@@ -273,7 +273,7 @@ def killed_under_run(tmp_path, **environment):
     (tmp_path / "script.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     options = {"cwd": tmp_path, "env": {**known, **environment}, "capture_output": True, "text": True}
-    holdfast_ = [sys.executable, "-m", "holdfast.cli"]
+    holdfast_ = [sys.executable, "-m", "holdfast"]
     assert subprocess.run([*holdfast_, "run", "script.py"], check=False, **options).returncode == -9
     end = time.monotonic() + 120
     while time.monotonic() < end:

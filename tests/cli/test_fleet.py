@@ -42,7 +42,7 @@ def table(ended):
 
 def test_lists_are_short_and_say_how_much_more_there_is(hold):
     for verb, more in (
-        ("agents", "8 more agents; use -n 0 for all"),
+        ("agents", "8 agents not shown; -n 0 shows all"),
         ("runs", "More on up to "),
         ("effects", "More on up to "),
     ):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import holdfast
-from holdfast.cli.retention import span
+from holdfast.cli.store import span
 from holdfast.errors import BadOption
 from tests.limits import limits
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.codec import proofs
 from holdfast.codec.assigned import Assigned
-from holdfast.codec.proofs import COUNTS
+from holdfast.codec.proofs import COUNTS, identical
 from tests.codec.kinds import Extra, Model, Note
 from tests.codec.memory import TYPES, Memory, same
 from tests.codec.test_assigned import check
@@ -150,3 +151,21 @@ def test_threads_that_ask_at_once_get_nothing_of_each_other():
             found = list(pool.map(lambda source: source.value("x", returning=True), 2 * sources))
             everything = [id(part) for value in found for part in inside(value).values()]
             assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("addresses", [True, False])
+def test_an_equal_object_is_never_taken_for_the_very_same_one(addresses, monkeypatch):
+    monkeypatch.setattr(proofs, "_ADDRESSES", addresses and proofs._ADDRESSES)
+    many = [object() for _ in range(100)]
+    assert identical(many, tuple(many))
+    assert not identical(many, many[:-1])
+    for one, other in ((1, True), (1, 1.0), (0.0, -0.0), ([1], [1]), ({}, {}), (many[1], many[2])):
+        for length in (1, 100):
+            for at in {0, length // 2, length - 1}:
+                here, there = many[:length], many[:length]
+                here[at], there[at] = one, other
+                assert not identical(here, there)
+
+
+def test_addresses_are_found_wherever_references_are_counted():
+    assert proofs._ADDRESSES is COUNTS

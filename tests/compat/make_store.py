@@ -38,10 +38,19 @@ from holdfast.run.arguments import stow
 from holdfast.run.line import Line, entries
 from holdfast.run.schedule import Kept
 from holdfast.store import witness
-from holdfast.store.bodies import body_digest, joined, proof
-from holdfast.store.catalog import Branch, body_bytes, link, node_digest
 from holdfast.store.cipher import PLAIN, Keyed, digest
-from holdfast.store.manifest import Cost, Manifest, identity, mark_of, pack, pack_payload
+from holdfast.store.manifest import (
+    Cost,
+    Manifest,
+    body_digest,
+    body_proof,
+    identity,
+    join_body,
+    mark_of,
+    pack,
+    pack_payload,
+)
+from holdfast.store.rows import Branch, body_bytes, link, node_digest
 from holdfast.store.tables import FORMAT_VERSION
 from tests.limits import limits
 
@@ -321,8 +330,8 @@ def vectors() -> dict:
     keyed = Keyed(KEY, b"u" * 16)
     row = (5, mark_of(identity(raw[0])), b"key", 0, 3, 1, 0, 1, 2)
     records = [b"\x81\xa1t\xa4note", b"\x82\xa1t\xa3end\xa2at\x07"]
-    records.append(joined(b"\x82\xa1t\xa3end\xa1v\x03", encode("ok")))
-    records.append(proof(records[-1]))
+    records.append(join_body(b"\x82\xa1t\xa3end\xa1v\x03", encode("ok")))
+    records.append(body_proof(records[-1]))
     chains = [b""]
     for body in records:
         chains.append(link(chains[-1], body_digest(body)))

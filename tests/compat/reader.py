@@ -361,6 +361,9 @@ def read(path: Path, unlock: Any = None) -> dict[str, Any]:
     facts = {row["name"]: row["value"] for row in store.rows["store"]}
     found["schedules"] = msgpack.decode(facts.get("schedules", b"\x80"))
     found["checkpoints"] = {point["id"].hex(): point for n, point in points.items() if n}
+    given = {row["name"]: row["number"] for row in store.rows["floor"]}
+    highest = max([given.get("log", 0), *(row["e"] for row in store.rows["log"])])
+    expect(len(store.rows["log"]) == highest - given.get("log gone", 0), "how many entries the log has")
     epochs = [body for row in store.rows["log"] if "epoch" in (body := row["body"])]
     for a, agent in ((row["a"], row["name"].decode()) for row in store.rows["agent"]):
         branches = {row["name"].decode(): row for row in store.rows["branch"] if row["a"] == a}

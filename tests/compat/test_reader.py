@@ -191,7 +191,7 @@ def test_the_page_describes_the_tables_as_they_are():
 
 
 def test_is_short_and_knows_nothing_of_holdfast():
-    for module, most in ((reader, 318), (keyed, 60), (opened, 75)):
+    for module, most in ((reader, 325), (keyed, 60), (opened, 75)):
         source = Path(module.__file__).read_text(encoding="utf-8")
         names = {
             alias.name if isinstance(node, ast.Import) else node.module

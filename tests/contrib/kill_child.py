@@ -1,21 +1,18 @@
 """Graphs that are killed at work: subgraphs, ``Send``, interrupts and pending writes, for ever.
 
-Started once as a warm template, because importing LangGraph takes longer than all lives here together. Each line on its
-standard input is a job; a real process is forked for it, which looks at what the thread has, goes on with it, and
-writes down outside of the store, flushed, what each ``invoke`` returned. The kernel ends it when it has used as much
-processor time as the job says, on the spot and whatever it does: how busy the machine is changes nothing.
+The program of a troupe (tests/lives.py). A life looks at what the thread has, goes on with it, and writes down outside
+of the store, flushed, what each ``invoke`` returned. The kernel ends it when it has used as much processor time as the
+job says, on the spot and whatever it does: how busy the machine is changes nothing.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import operator
 import os
 import random
 import signal
-import sys
 import tempfile
 from hashlib import blake2b
 from pathlib import Path
@@ -26,6 +23,7 @@ from langgraph.types import Command, Send, interrupt
 
 import holdfast.store.postgres  # noqa: F401 - so that no life is spent on it
 from holdfast.contrib.langgraph import HoldfastSaver
+from tests.lives import serve
 
 WORKERS = 3
 PER_TURN = WORKERS + 4
@@ -145,26 +143,15 @@ def life(job: dict[str, Any]) -> None:
         state = look(graph, saver, config, record)
 
 
-def main() -> None:
+def warm() -> None:
     with tempfile.TemporaryDirectory() as folder, HoldfastSaver(f"{folder}/store") as saver:
         graph = build(saver)
         graph.invoke({"turn": 0, "log": ["ask 0"]}, {"configurable": {"thread_id": "warm"}})
         done = graph.invoke(Command(resume="yes 0"), {"configurable": {"thread_id": "warm"}})
         if done["log"] != expected(1):
             raise ValueError(done)
-    gc.freeze()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                life(json.loads(line))
-            except BaseException as error:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                os.write(1, f"error {error!r}\n".encode())
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"gone {-os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 if __name__ == "__main__":
-    main()
+    warm()
+    serve(life)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.codec.values import encode
-from holdfast.store.catalog import body_bytes, read_body
 from holdfast.store.cipher import PLAIN
+from holdfast.store.rows import body_bytes, read_body
 
 OURS, THEIRS = "HoldfastSaver", "SqliteSaver"
 FILES = {OURS: "store/store.db", THEIRS: "checkpoints.sqlite"}
@@ -29,7 +29,6 @@ WRITES = "length(key) > 0"
 UNCHAINED = (
     "a task's write forged, sums and all",
     "a task's write added, sums and all",
-    "an earlier task's writes deleted",
 )
 """What tasks wrote lies outside the hash chain: a sum guards it, and anybody can compute that, or take both away."""
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import io
-import json
 import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import httpx2
@@ -21,8 +19,7 @@ import holdfast
 from holdfast.contrib.http import AsyncTransport, Transport
 from holdfast.errors import BadOption, InDoubt, NoAgent, ToolFailed
 from tests.contrib.http_server import Service
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.lives import die, dies
 
 
 @pytest.fixture
@@ -374,45 +371,30 @@ def test_a_write_that_was_refused_is_in_doubt_since_others_may_have_gone_out(age
 
 # -- crashes --------------------------------------------------------------------------------------------------
 
-PROGRAM = """
-import os, signal, sys
-import httpx
-import holdfast
-from holdfast.contrib.http import Transport
 
-url, fatal = sys.argv[1], sys.argv[2]
-client = httpx.Client(transport=Transport(httpx.HTTPTransport()), base_url=url)
-
-@holdfast.tool(effect="idempotent")
-def pay(euros: int) -> int:
-    with open("bill.pdf", "rb") as file:
-        client.post("/bill", files={"bill": file}).raise_for_status()
-    charge = client.post("/charge", json={"euros": euros}).raise_for_status().json()["charge"]
-    if str(euros) == fatal:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return charge
-
-@holdfast.durable
-def work(agent):
-    return [pay(euros) for euros in (10, 11, 12)]
-
-with holdfast.open("store") as store:
-    print(store.agent("payer").run(work))
-"""
-
-
-def test_a_tool_that_is_killed_before_its_record_is_made_again_with_the_same_keys(service, tmp_path):
+def test_a_tool_that_is_killed_before_its_record_is_made_again_with_the_same_keys(service, store_path, tmp_path):
     forms(tmp_path)
-    (tmp_path / "program.py").write_text(PROGRAM)
 
-    def live(fatal):
-        command = [sys.executable, "program.py", service.url, fatal]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    def live(fatal=0):
+        client = httpx.Client(transport=Transport(httpx.HTTPTransport()), base_url=service.url)
 
-    assert [live(fatal).returncode for fatal in ("10", "11", "12")] == [-9, -9, -9]
-    ended = live("")
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == [2, 4, 6]
+        @holdfast.tool(name="http.pay", effect="idempotent")
+        def pay(euros: int) -> int:
+            with (tmp_path / "bill.pdf").open("rb") as file:
+                client.post("/bill", files={"bill": file}).raise_for_status()
+            charge = client.post("/charge", json={"euros": euros}).raise_for_status().json()["charge"]
+            return die() if euros == fatal else charge
+
+        @holdfast.durable(name="http.work")
+        def work(agent):
+            return [pay(euros) for euros in (10, 11, 12)]
+
+        with client, holdfast.open(store_path) as store:
+            return store.agent("payer").run(work)
+
+    for fatal in (10, 11, 12):
+        assert dies(lambda fatal=fatal: live(fatal), 0)
+    assert live() == [2, 4, 6]
     assert len(service.done) == 6
     assert len(service.asked) == 12  # each of the three was made twice
     assert len(set(service.keys)) == 6

@@ -40,22 +40,6 @@ class Made:
         object.__setattr__(self, "parts", tuple(self.parts))
 
 
-class Odd:
-    """Can neither be compared nor shown."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __eq__(self, other: object) -> bool:
-        raise RuntimeError("no")
-
-    def __hash__(self) -> int:
-        return 1
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no")
-
-
 @contextmanager
 def source(tmp_path):
     with closing(sqlite3.connect(tmp_path / "old.sqlite", check_same_thread=False)) as connection:

@@ -94,7 +94,7 @@ def test_a_field_that_was_added_without_a_default_is_said(store_path):
 # -- ids that can never be there -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("thread", ["", " ", " a", "a\n", "x" * 1025, "\ud800"])
+@pytest.mark.parametrize("thread", ["", " ", " a", "a\n", "a\x00b", "x" * 1025, "y" * 100_000, "\ud800"])
 def test_a_thread_whose_id_is_not_possible_reads_as_none_and_is_refused_when_written(ours, thread):
     at = {"configurable": {"thread_id": thread}}
     assert ours.get_tuple(at) is None

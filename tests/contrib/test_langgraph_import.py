@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -31,10 +30,10 @@ from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import HoldfastSaver, import_threads
 from holdfast.contrib.langgraph.imports import parents_first
 from holdfast.contrib.langgraph.thread import writes_said
-from tests import warm
 from tests.contrib import graphs
 from tests.contrib.graphs import seen
 from tests.contrib.threads import chain, checkpoint, config, same, told
+from tests.lives import die, dies
 
 META = {"source": "loop", "step": 0, "parents": {}}
 
@@ -568,18 +567,6 @@ def test_a_thread_that_does_not_read_back_equal_is_not_called_imported(sqlite_so
     assert "writes that the source does not have" in str(report.failed[0].error)
 
 
-CHILD = """
-import sys
-from holdfast.contrib.langgraph import HoldfastSaver, import_threads
-
-def progress(what, done, total):
-    print(what, done, flush=True)
-
-with HoldfastSaver(sys.argv[2], durability=sys.argv[3]) as saver:
-    print(import_threads(sys.argv[1], saver, progress=progress).ok, flush=True)
-"""
-
-
 @pytest.mark.parametrize("durability", ["commit", "batched"])
 def test_an_import_that_is_killed_goes_on(sqlite_source, store_path, durability):
     with sqlite_source.saver() as old:
@@ -590,15 +577,17 @@ def test_an_import_that_is_killed_goes_on(sqlite_source, store_path, durability)
                 old.put_writes(at, [("messages", "w"), ("number", 1)], "task", "~p")
             chain(old, name, 5, ns="inner:1")
         expected = {name: every_tuple(old, name) for name in ("a", "b", "c")}
-    for kill_at in (1, 37, 85, 90, 140, 200, 254):
-        with warm.Popen(
-            [sys.executable, "-c", CHILD, sqlite_source.url, str(store_path), durability],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, loaded=warm.LANGGRAPH,
-        ) as child:  # fmt: skip
-            for line in child.stdout:
-                if line.split() == ["checkpoints", str(kill_at)]:
-                    break
-            child.send_signal(signal.SIGKILL)
+
+    def imported(kill_at):
+        def progress(what, done, total):
+            if (what, done) == ("checkpoints", kill_at):
+                die()
+
+        with HoldfastSaver(store_path, durability=durability) as saver:
+            import_threads(sqlite_source.url, saver, progress=progress)
+
+    died = [dies(lambda at=at: imported(at), 0) for at in (1, 37, 85, 90, 140, 200, 254)]
+    assert sum(died) > 3
     with HoldfastSaver(store_path, durability="batched") as ours:
         report = import_threads(sqlite_source.url, ours)
         assert report.ok, [str(one.error) for one in report.failed]

@@ -4,52 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import uuid
 
 import pytest
 from langchain_core.messages import HumanMessage
-from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import StoreClosed
-from tests.contrib.threads import META, chain, checkpoint, config, everything, id_of, ids, rich, told
+from tests.contrib.threads import META, chain, checkpoint, config, everything, id_of, ids, rich
 
 # -- checkpoints --------------------------------------------------------------------------------------------
-
-
-def test_put_then_get_gives_everything_back(saver):
-    first = checkpoint({"a": [1, {"b": "c"}], "d": None}, versions_seen={"node": {"a": 1}})
-    at = saver.put(
-        config("t"), first, {**META, "source": "input", "step": -1, "mine": {"x": [1]}}, first["channel_versions"]
-    )
-    second = checkpoint({"a": [1, {"b": "c"}, 2]}, channel_versions={"a": 2}, updated_channels=["a"])
-    later = saver.put(at, second, META, {"a": 2})
-    assert at["configurable"] == {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": first["id"]}
-    found = saver.get_tuple(config("t"))
-    assert told(found) == {
-        "config": later["configurable"],
-        "checkpoint": second,
-        "metadata": META,
-        "parent": at["configurable"],
-        "writes": [],
-    }
-    old = saver.get_tuple(at)
-    assert old.checkpoint == first
-    assert old.metadata == {**META, "source": "input", "step": -1, "mine": {"x": [1]}}
-    assert old.parent_config is None
-    assert saver.get(config("t")) == second
-
-
-def test_what_is_not_there_is_none(saver):
-    assert saver.get_tuple(config("t")) is None
-    assert list(saver.list(config("t"))) == []
-    chain(saver, "t", 2)
-    assert saver.get_tuple(config("t", "other")) is None
-    assert saver.get_tuple(config("t", "", str(uuid.uuid4()))) is None
-    assert saver.get_tuple(config("other")) is None
-    assert list(saver.list(config("t", "other"))) == []
 
 
 def test_metadata_takes_in_what_the_config_says(saver):
@@ -148,56 +113,6 @@ def test_list_is_newest_first_with_limit_and_before(saver):
     assert ids(saver.list(config("t"), before=config("t", "", "f"))) == newest_first
 
 
-def test_list_filters_by_metadata(saver):
-    at = config("t")
-    for step in range(6):
-        metadata = {"source": ("input", "loop", "update")[step % 3], "step": step, "parents": {}}
-        if step == 4:
-            metadata["extra"] = "yes"
-        at = saver.put(at, checkpoint(), metadata, {})
-
-    def steps(**wanted) -> list[int]:
-        return [found.metadata["step"] for found in saver.list(config("t"), filter=wanted)]
-
-    assert steps(source="input") == [3, 0]
-    assert steps(source="loop", step=4) == [4]
-    assert steps(extra="yes") == [4]
-    assert steps(extra="no") == steps(source="fork") == steps(step=99) == []
-    assert [f.metadata["step"] for f in saver.list(config("t"), filter={"source": "update"}, limit=1)] == [5]
-    assert steps() == [5, 4, 3, 2, 1, 0]
-
-
-def test_list_of_a_namespace_of_a_thread_and_of_all_threads(saver):
-    root = chain(saver, "t", 3)
-    inner = chain(saver, "t", 2, ns="inner:1")
-    other = chain(saver, "u", 2)
-    assert ids(saver.list(config("t", ""))) == [id_of(at) for at in reversed(root)]
-    assert ids(saver.list(config("t", "inner:1"))) == [id_of(at) for at in reversed(inner)]
-    whole = list(saver.list({"configurable": {"thread_id": "t"}}))
-    assert sorted(ids(whole)) == sorted(map(id_of, root + inner))
-    everything = list(saver.list(None))
-    assert sorted(ids(everything)) == sorted(map(id_of, root + inner + other))
-    for found in everything:
-        conf = found.config["configurable"]
-        where = (conf["thread_id"], conf["checkpoint_ns"])
-        assert found.checkpoint["id"] in {
-            id_of(at) for at in {("t", ""): root, ("t", "inner:1"): inner, ("u", ""): other}[where]
-        }
-    assert len(list(saver.list(None, limit=4))) == 4
-
-
-def test_list_over_all_namespaces_is_newest_first(ours):
-    """In one order, as the SQL savers have it."""
-    at = {"": config("t"), "x": config("t", "x")}
-    made = []
-    for ns in ("", "x", "x", "", "x", ""):
-        at[ns] = ours.put(at[ns], checkpoint(), META, {})
-        made.append(id_of(at[ns]))
-    assert ids(ours.list({"configurable": {"thread_id": "t"}})) == made[::-1]
-    assert ids(ours.list({"configurable": {"thread_id": "t"}}, limit=3)) == made[:-4:-1]
-    assert ids(ours.list(None, limit=2)) == made[:-3:-1]
-
-
 def test_list_of_a_forked_thread_has_every_line(saver):
     made = chain(saver, "t", 4)
     side = chain(saver, "t", 2, start=made[1])
@@ -238,37 +153,6 @@ def test_writes_come_in_the_order_of_path_task_and_index(saver):
     ]
     assert saver.get_tuple(at).pending_writes == expected
     assert next(saver.list(config("t"))).pending_writes == expected
-
-
-def test_a_write_that_is_there_stays_and_special_ones_are_replaced(saver):
-    (at,) = chain(saver, "t", 1)
-    saver.put_writes(at, [("c", "first"), ("d", "first")], "task")
-    saver.put_writes(at, [("c", "second"), ("d", "second"), ("e", "new")], "task")
-    assert saver.get_tuple(at).pending_writes == [("task", "c", "first"), ("task", "d", "first"), ("task", "e", "new")]
-    for channel in sorted(WRITES_IDX_MAP):
-        saver.put_writes(at, [(channel, "old")], f"special {channel}")
-        saver.put_writes(at, [(channel, "new")], f"special {channel}")
-    found = {(task, channel): value for task, channel, value in saver.get_tuple(at).pending_writes}
-    for channel in WRITES_IDX_MAP:
-        assert found[f"special {channel}", channel] == "new"
-    assert found["task", "c"] == "first"
-
-
-def test_writes_belong_to_their_checkpoint_namespace_and_thread(saver):
-    one, two = chain(saver, "t", 2)
-    (inner,) = chain(saver, "t", 1, ns="inner")
-    (other,) = chain(saver, "u", 1)
-    for name, at in (("one", one), ("two", two), ("inner", inner), ("other", other)):
-        saver.put_writes(at, [("c", name)], "task")
-    for name, at in (("one", one), ("two", two), ("inner", inner), ("other", other)):
-        assert saver.get_tuple(at).pending_writes == [("task", "c", name)]
-    after = saver.put(two, checkpoint(), META, {})
-    assert saver.get_tuple(after).pending_writes == []
-    assert [found.pending_writes for found in saver.list(config("t", ""))] == [
-        [],
-        [("task", "c", "two")],
-        [("task", "c", "one")],
-    ]
 
 
 def test_writes_may_come_before_their_checkpoint(saver):

@@ -8,13 +8,9 @@ import logging
 import operator
 import re
 import shlex
-import signal
-import subprocess
 import sys
-import textwrap
 import threading
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import psycopg
@@ -30,6 +26,7 @@ from holdfast.agent.branch import BranchWriter
 from holdfast.cli import main
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import InDoubt, MaybeRepeated, NoAgent, ToolFailed
+from tests.lives import die, dies
 
 WORLD: list[str] = []
 """What really happened."""
@@ -180,7 +177,8 @@ def test_a_transaction_in_a_node_is_committed_once(postgres_url, monkeypatch):
         assert listed(saver) == [("node_transaction", city, "done") for city in ("Lisbon", "Porto")]
 
 
-def test_what_was_done_before_an_interrupt_is_not_done_again(ours, durability):
+@pytest.mark.parametrize("meanwhile", ["nothing", "an update", "new input"])
+def test_what_was_done_before_an_interrupt_is_not_done_again(ours, durability, meanwhile):
     def node(state):
         first = book("Lisbon")
         answer = interrupt("ok?")
@@ -189,34 +187,12 @@ def test_what_was_done_before_an_interrupt_is_not_done_again(ours, durability):
 
     graph = one_node(node, ours)
     graph.invoke({"x": []}, thread(), durability=durability)
-    assert graph.invoke(Command(resume=1), thread(), durability=durability)["x"] == ["Lisbon 1", 1]
-    assert WORLD == ["Lisbon", "pay Lisbon"]
-
-
-def test_nor_when_the_state_was_updated_meanwhile(ours, durability):
-    def node(state):
-        book("Lisbon")
-        interrupt("ok?")
-        pay("Lisbon")
-        return {}
-
-    graph = one_node(node, ours)
-    graph.invoke({"x": []}, thread(), durability=durability)
-    graph.update_state(thread(), {"x": ["edit"]})
-    graph.invoke(Command(resume=1), thread(), durability=durability)
-    assert WORLD == ["Lisbon", "pay Lisbon"]
-
-
-def test_nor_when_new_input_is_given_instead(ours, durability):
-    def node(state):
-        book("Lisbon")
-        interrupt("ok?")
-        return {}
-
-    graph = one_node(node, ours)
-    for _ in range(3):
+    if meanwhile == "an update":
+        graph.update_state(thread(), {"x": ["edit"]})
+    elif meanwhile == "new input":
         graph.invoke({"x": []}, thread(), durability=durability)
-    assert WORLD == ["Lisbon"]
+    assert graph.invoke(Command(resume=1), thread(), durability=durability)["x"][-2:] == ["Lisbon 1", 1]
+    assert WORLD == ["Lisbon", "pay Lisbon"]
 
 
 def test_a_call_that_another_task_makes_again_is_left_by_that_one(ours, durability):
@@ -235,13 +211,6 @@ def test_a_call_that_another_task_makes_again_is_left_by_that_one(ours, durabili
     graph.invoke({"x": []}, thread(), durability=durability)
     graph.invoke(Command(resume=1), thread(), durability=durability)
     assert WORLD == ["Lisbon"]
-
-
-def test_a_turn_that_finished_leaves_nothing(ours, durability):
-    graph = one_node(lambda state: {"x": [book("Lisbon")]}, ours)
-    for turn in range(3):
-        assert len(graph.invoke({"x": []}, thread(), durability=durability)["x"]) == turn + 1
-    assert WORLD == ["Lisbon"] * 3
 
 
 def test_a_node_that_is_tried_again_with_other_arguments_is_stopped(ours, durability):
@@ -269,18 +238,6 @@ def test_steps_of_one_run_use_a_tool_with_whatever_arguments(ours, durability):
     for _ in range(2):
         graph.invoke({"x": []}, thread(), durability=durability)
     assert WORLD == ["0", "1", "2", "3"] * 2
-
-
-def test_a_call_that_is_made_twice_on_purpose_is_made_twice(ours):
-    fail = failing()
-
-    def node(state):
-        done = [book("A"), book("A")]
-        fail()
-        return {"x": done}
-
-    assert one_node(node, ours, retry_policy=RETRY).invoke({"x": []}, thread())["x"] == ["A 1", "A 2"]
-    assert WORLD == ["A", "A"]
 
 
 def test_sends_and_nodes_of_one_step_do_not_stand_in_each_others_way(ours, durability):
@@ -324,21 +281,6 @@ def test_the_functional_api(ours):
 
 
 @pytest.mark.parametrize("kind", [None, True, False])
-def test_a_subgraph_of_each_kind_that_is_interrupted(ours, kind):
-    def inner(state):
-        book("inside")
-        interrupt("?")
-        return {}
-
-    below = StateGraph(State).add_node("inner", inner).add_edge(START, "inner").compile(checkpointer=kind)
-    builder = StateGraph(State).add_node("outer", below).add_edge(START, "outer")
-    graph = builder.compile(checkpointer=ours)
-    graph.invoke({"x": []}, thread())
-    graph.invoke(Command(resume=1), thread())
-    assert WORLD == ["inside"]
-
-
-@pytest.mark.parametrize("kind", [None, True, False])
 def test_a_subgraph_of_each_kind_in_a_node_that_is_tried_again(ours, kind):
     below = StateGraph(State).add_node("inner", lambda state: {"x": [book("n")]}).add_edge(START, "inner")
     graph_below, fail = below.compile(checkpointer=kind), failing()
@@ -364,16 +306,6 @@ def test_a_subgraph_that_a_node_uses_twice_acts_twice(ours, kind):
 
     one_node(outer, ours).invoke({"x": []}, thread())
     assert WORLD == ["n", "n"]
-
-
-def test_steps_of_a_subgraph_that_finished_do_not_stop_the_next_ones_after_an_interrupt(ours):
-    below = StateGraph(State).add_node("one", lambda state: {"x": [book("A")]})
-    below.add_node("two", lambda state: {"x": [interrupt("?")]}).add_node("three", lambda state: {"x": [book("B")]})
-    below.add_edge(START, "one").add_edge("one", "two").add_edge("two", "three")
-    graph = one_node(below.compile(), ours)
-    graph.invoke({"x": []}, thread())
-    graph.invoke(Command(resume=1), thread())
-    assert WORLD == ["A", "B"]
 
 
 @pytest.mark.parametrize("how", ["answer", "new input", "update", "named", "answer where named"])
@@ -643,12 +575,6 @@ def stuck(ours):
     return graph
 
 
-def test_accepting_lets_a_thread_go_on(stuck, ours):
-    assert [effect.args for effect in ours.accept("t")] == [{"city": "Lisbon"}]
-    assert stuck.invoke({"x": []}, thread())["x"] == ["done"]
-    assert WORLD == ["Lisbon", "Porto"]
-
-
 def test_what_is_accepted_is_accepted_by_the_next_saver_too(store_path):
     with HoldfastSaver(store_path) as saver:
         one_node(lambda state: {"x": [book("Lisbon"), interrupt("?")]}, saver).invoke({"x": []}, thread())
@@ -656,21 +582,20 @@ def test_what_is_accepted_is_accepted_by_the_next_saver_too(store_path):
         graph = one_node(lambda state: {"x": [book("Porto")]}, saver)
         with pytest.raises(MaybeRepeated):
             graph.invoke({"x": []}, thread())
-        saver.accept("t")
+        assert [effect.args for effect in saver.accept("t")] == [{"city": "Lisbon"}]
     with HoldfastSaver(store_path) as saver:
         one_node(lambda state: {"x": [book("Porto")]}, saver).invoke({"x": []}, thread())
     assert WORLD == ["Lisbon", "Porto"]
 
 
-def test_updating_the_state_as_the_node_settles_what_it_left(stuck, ours):
-    stuck.update_state(thread(), {"x": ["by hand"]}, as_node="node")
-    assert stuck.invoke({"x": []}, thread())["x"] == ["by hand", "done"]
-    assert WORLD == ["Lisbon", "Porto"]
-
-
-def test_so_does_updating_it_as_the_end_and_in_async_code(stuck, ours):
-    asyncio.run(stuck.aupdate_state(thread(), None, as_node="__end__"))
-    assert stuck.invoke({"x": []}, thread())["x"] == ["done"]
+@pytest.mark.parametrize(("values", "node"), [({"x": ["by hand"]}, "node"), (None, "__end__")])
+@pytest.mark.parametrize("later", [False, True])
+def test_updating_the_state_as_the_node_or_the_end_settles_what_it_left(stuck, values, node, later):
+    if later:
+        asyncio.run(stuck.aupdate_state(thread(), values, as_node=node))
+    else:
+        stuck.update_state(thread(), values, as_node=node)
+    assert stuck.invoke({"x": []}, thread())["x"] == [*(values or {"x": []})["x"], "done"]
     assert WORLD == ["Lisbon", "Porto"]
 
 
@@ -717,8 +642,11 @@ def test_the_commands_that_errors_name_can_be_typed_also_for_a_thread_with_space
         one_node(lambda state: {"x": [book("Lisbon"), interrupt("?")]}, saver).invoke({"x": []}, thread(name))
         with pytest.raises(MaybeRepeated) as repeated:
             one_node(lambda state: {"x": [book("Porto")]}, saver).invoke({"x": []}, thread(name))
-    assert main(named_in(repeated)) == 0
-    assert "1 effect accepted" in capsys.readouterr().out
+    assert main(["--store", str(store_path), "effects", name]) == 0
+    assert "node_book(city='Lisbon')" in capsys.readouterr().out
+    for said in ("1 effect accepted", "Nothing is left over"):
+        assert main(named_in(repeated)) == 0
+        assert said in capsys.readouterr().out
     with HoldfastSaver(store_path) as saver, pytest.raises(InDoubt) as doubted:
         one_node(lambda state: {"x": [breaks("Lisbon")]}, saver).invoke({"x": []}, thread(name))
     assert main([*named_in(doubted), "--not-done", "--why", "looked"]) == 0
@@ -863,64 +791,45 @@ def test_a_thread_without_tools_has_no_records(ours):
 
 # -- killed ---------------------------------------------------------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from typing import TypedDict
-from langgraph.graph import START, StateGraph
-import holdfast
-from holdfast.contrib.langgraph import HoldfastSaver
 
-class State(TypedDict):
-    x: str
+def life(folder, how="", durability="async"):
+    """A process that books, and is killed inside of that, after it, or not at all; what its graph ends with."""
+    ledger = folder / "ledger"
 
-@holdfast.tool
-def book(city: str) -> str:
-    with open("ledger", "a") as ledger:
-        ledger.write(city + "\\n")
-    if sys.argv[1] == "inside":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return city
+    @holdfast.tool(name="node_killed")
+    def note(city: str) -> str:
+        """Book a trip."""
+        with ledger.open("a") as file:
+            file.write(f"{city}\n")
+        return die() if how == "inside" else city
 
-def node(state):
-    done = book("Lisbon")
-    if sys.argv[1] == "after":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"x": done}
+    def node(state):
+        done = note("Lisbon")
+        return die() if how == "after" else {"x": [done]}
 
-graph = StateGraph(State).add_node("node", node).add_edge(START, "node").compile(checkpointer=HoldfastSaver("store"))
-config = {"configurable": {"thread_id": "t"}}
-given = None if graph.get_state(config).next else {"x": ""}
-try:
-    print(graph.invoke(given, config, durability=sys.argv[2])["x"])
-except holdfast.errors.InDoubt as error:
-    print(type(error).__name__)
-"""
+    def live():
+        with HoldfastSaver(folder / "store") as saver:
+            graph = one_node(node, saver)
+            given = None if graph.get_state(thread()).next else {"x": []}
+            return graph.invoke(given, thread(), durability=durability)["x"]
+
+    return live
 
 
-def lives(folder: Path, *args: str) -> tuple[int, str]:
-    program = folder / "program.py"
-    program.write_text(textwrap.dedent(KILLED))
-    done = subprocess.run(
-        [sys.executable, str(program), *args], cwd=folder, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout.strip()
-
-
-@pytest.mark.slow
 def test_a_process_that_is_killed_after_a_call_does_not_make_it_again(tmp_path, durability):
-    assert lives(tmp_path, "after", durability)[0] == -signal.SIGKILL
-    assert lives(tmp_path, "", durability) == (0, "Lisbon")
+    assert dies(life(tmp_path, "after", durability), 0)
+    assert life(tmp_path, durability=durability)() == ["Lisbon"]
     assert (tmp_path / "ledger").read_text() == "Lisbon\n"
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_inside_a_call_is_in_doubt_until_somebody_finds_out(tmp_path):
-    assert lives(tmp_path, "inside", "async")[0] == -signal.SIGKILL
-    assert lives(tmp_path, "", "async") == (0, "InDoubt")
+    assert dies(life(tmp_path, "inside"), 0)
+    with pytest.raises(InDoubt):
+        life(tmp_path)()
     with holdfast.open(tmp_path / "store") as store, closing(store.agent("t")) as agent:
         (effect,) = agent.effects()
         agent.resolve(effect, "done", result="Lisbon", why="the ledger has it")
-    assert lives(tmp_path, "", "async") == (0, "Lisbon")
+    assert life(tmp_path)() == ["Lisbon"]
     assert (tmp_path / "ledger").read_text() == "Lisbon\n"
 
 
@@ -1005,21 +914,6 @@ def test_what_an_abandoned_checkpoint_holds_is_read_as_it_was(ours):
     with closing(ours.store.agent("t")) as agent:
         agent.rollback(next(point for point in agent.log() if point.label == "step 1: one"))
     assert [state.values for state in graph.get_state_history(thread())] == before
-
-
-def test_the_command_line_lists_and_accepts(store_path, capsys):
-    with HoldfastSaver(store_path) as saver:
-        one_node(lambda state: {"x": [book("Lisbon"), interrupt("?")]}, saver).invoke({"x": []}, thread())
-    store = str(store_path)
-    assert main(["--store", store, "effects", "t"]) == 0
-    assert "node_book(city='Lisbon')" in capsys.readouterr().out
-    assert main(["--store", store, "effects", "accept", "t"]) == 0
-    assert "1 effect accepted" in capsys.readouterr().out
-    assert main(["--store", store, "effects", "accept", "t"]) == 0
-    assert "Nothing is left over" in capsys.readouterr().out
-    with HoldfastSaver(store_path) as saver:
-        one_node(lambda state: {"x": [book("Porto")]}, saver).invoke({"x": []}, thread())
-    assert WORLD == ["Lisbon", "Porto"]
 
 
 def test_two_tools_that_ask_first_are_each_done_once(store_path, durability):

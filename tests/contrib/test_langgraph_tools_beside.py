@@ -31,14 +31,6 @@ def book(city: str) -> str:
     return city
 
 
-@holdfast.tool(name="beside_abook")
-async def abook(city: str) -> str:
-    """Book a trip."""
-    await asyncio.sleep(0)
-    WORLD.append(city)
-    return city
-
-
 class State(TypedDict, total=False):
     x: Annotated[list, operator.add]
 

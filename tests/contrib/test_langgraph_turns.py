@@ -27,7 +27,8 @@ from holdfast.run.store import Store
 from holdfast.store.database import open_database
 from tests.contrib.graphs import Trail
 from tests.contrib.threads import chain, checkpoint, config
-from tests.contrib.writer_child import end, line, start, tell, two_steps
+from tests.contrib.writer_child import start, two_steps
+from tests.lives import end, line, tell
 
 META = {"source": "loop", "step": 0, "parents": {}}
 THREAD = {"configurable": {"thread_id": "t"}}

@@ -12,7 +12,8 @@ from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.contrib.langgraph.thread import writes_said
 from holdfast.errors import AgentBusy, Fenced
 from tests.contrib.threads import chain, checkpoint, config, told
-from tests.contrib.writer_child import end, line, start, tell, two_steps
+from tests.contrib.writer_child import start, two_steps
+from tests.lives import end, line, tell
 
 META = {"source": "loop", "step": 0, "parents": {}}
 THREAD = {"configurable": {"thread_id": "t"}}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from langgraph.graph import START, StateGraph
@@ -23,11 +21,11 @@ from opentelemetry.trace import StatusCode
 
 import holdfast
 from holdfast.agent import watchers
+from holdfast.cli import main
 from holdfast.contrib import otel
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import InDoubt, ToolFailed, Waiting
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.lives import die, dies
 
 
 class Told:
@@ -327,65 +325,39 @@ def test_graphs_with_our_saver_are_observed(store_path, told, caplog):
 
 # -- across crashes -------------------------------------------------------------------------------------------
 
-PROGRAM = """
-import json, os, signal, sys
-import holdfast
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-spans = InMemorySpanExporter()
-provider = TracerProvider()
-provider.add_span_processor(SimpleSpanProcessor(spans))
-trace.set_tracer_provider(provider)
-import holdfast.contrib.otel
-holdfast.contrib.otel.install()
+def test_a_resumed_run_is_linked_to_the_trace_that_was_killed(store_path, tmp_path, told, capsys):
+    @holdfast.tool(name="otel_killed", probe=lambda effect: holdfast.Found("there"))
+    def book() -> str:
+        context = trace.get_current_span().get_span_context()
+        (tmp_path / "trace").write_text(format(context.trace_id, "032x"))
+        die()
 
-@holdfast.tool(probe=lambda effect: holdfast.Found("there"))
-def book() -> str:
-    context = trace.get_current_span().get_span_context()
-    print(json.dumps(format(context.trace_id, "032x")), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-@holdfast.durable
-def travel(agent):
-    agent.checkpoint("asked")
-    return book()
-
-with holdfast.open("store") as store:
-    print(json.dumps(store.agent("trip").run(travel)))
-    for span in spans.get_finished_spans():
-        print(span.to_json(indent=None))
-"""
-
-
-def test_a_resumed_run_is_linked_to_the_trace_that_was_killed(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
+    @holdfast.durable(name="otel_killing")
+    def travel(agent):
+        agent.checkpoint("asked")
+        return book()
 
     def live():
-        words = [sys.executable, "program.py"]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+        with holdfast.open(store_path) as store:
+            return store.agent("trip").run(travel)
 
-    code, (old,) = live()
-    assert code == -9
-    code, (result, *spans) = live()
-    assert (code, result) == (0, "there")
-    named = {span["name"]: span for span in spans}
-    run, recovery = named["invoke_agent trip"], named["recovery trip"]
-    assert [link["context"]["trace_id"].removeprefix("0x") for link in run["links"]] == [old]
-    assert run["context"]["trace_id"] != f"0x{old}"
-    assert recovery["parent_id"] == run["context"]["span_id"]
-    assert recovery["attributes"]["holdfast.recovery.settled"] == 1
-    with holdfast.open(tmp_path / "store", readonly=True) as store:
+    assert dies(live, 0)
+    assert live() == "there"
+    old = (tmp_path / "trace").read_text()
+    run, recovery = told.span("invoke_agent trip"), told.span("recovery trip")
+    assert [format(link.context.trace_id, "032x") for link in run.links] == [old]
+    mine = format(run.context.trace_id, "032x")
+    assert mine != old
+    assert within(recovery, run)
+    assert recovery.attributes["holdfast.recovery.settled"] == 1
+    with holdfast.open(store_path, readonly=True) as store:
         agent = store.agent("trip", readonly=True)
         assert agent.at("asked").metadata["trace"] == old
-        assert agent.runs()[0].trace.split("-")[1] == run["context"]["trace_id"].removeprefix("0x")
+        assert agent.runs()[0].trace.split("-")[1] == mine
         assert store.verify().ok
-    words = [sys.executable, "-m", "holdfast", "show", "trip@asked", "--store", "store"]
-    shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert f"trace      {old}" in shown
+    assert main(["--store", str(store_path), "show", "trip@asked"]) == 0
+    assert f"trace      {old}" in capsys.readouterr().out
 
 
 def test_a_trace_that_nobody_keeps_leaves_nothing_behind(store_path):

@@ -1,6 +1,6 @@
 """Graphs whose nodes act outside, killed at work: every kind of node, subgraph and durability, for ever.
 
-Started once as a warm template, as ``kill_child`` is. What is done outside is written to a ledger that the store knows
+The program of a troupe, as ``kill_child`` is. What is done outside is written to a ledger that the store knows
 nothing of, one line for each effect, flushed. A line that is there twice, or missing from a turn that has ended, is
 what must not happen.
 """
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import gc
-import json
 import operator
 import os
 import random
 import signal
-import sys
 import tempfile
 from collections import Counter
 from contextlib import closing
@@ -31,6 +28,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 import holdfast
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import MaybeRepeated
+from tests.lives import serve
 
 HANGS_S = 120
 TRIES = 50
@@ -41,6 +39,26 @@ RETRY = RetryPolicy(initial_interval=0.001, jitter=False, max_attempts=5, retry_
 
 KINDS = {"inherits": None, "own": True, "none": False}
 """Subgraphs: with the saver of the graph around, with a history of their own, and without any."""
+
+
+class Here:
+    """Where this life is, in a file for whoever counts where lives end."""
+
+    def __init__(self) -> None:
+        self.file = -1
+        self.durability = ""
+
+    def at(self, part: str) -> None:
+        if self.file >= 0:
+            os.pwrite(self.file, f"{part}, {self.durability}".ljust(40).encode(), 0)
+
+    def choose(self) -> str:
+        """How LangGraph stores what comes now."""
+        self.durability = CHANCE.choice(["sync", "async", "exit"])
+        return self.durability
+
+
+HERE = Here()
 
 
 def record(what: str) -> str:
@@ -81,8 +99,10 @@ def look(what: str) -> float:
 
 def order(what: str) -> str:
     """Order something."""
+    HERE.at("ToolNode")
     done = book(what)
     if CHANCE.random() < 0.1:
+        HERE.at("RetryPolicy")
         raise ConnectionError(what)  # the node is tried again
     return done
 
@@ -94,6 +114,7 @@ class State(MessagesState, total=False):
 
 def build(saver: Any) -> Any:
     def plan(state: State) -> Any:
+        HERE.at("node")
         look(f"{state['turn']}")
         done = book(f"plan {state['turn']}")
         calls = [
@@ -106,6 +127,7 @@ def build(saver: Any) -> Any:
         return [Send("work", {"turn": state["turn"], "n": n}) for n in range(2)]
 
     def work(state: Any) -> Any:
+        HERE.at("Send")
         return {"log": [book(f"work {state['turn']}.{state['n']}")]}
 
     def inside(state: State) -> Any:
@@ -123,6 +145,7 @@ def build(saver: Any) -> Any:
 
     def sub(name: str) -> Any:
         def node(state: State) -> Any:
+            HERE.at(f"subgraph {name}")
             given = {"turn": f"{name} {state['turn']}", "messages": []}
             # LangGraph waits for a checkpoint of a graph that has none where the one around it is "sync".
             durability = "async" if name == "none" else None
@@ -131,6 +154,7 @@ def build(saver: Any) -> Any:
         return node
 
     def ask(state: State) -> Any:
+        HERE.at("interrupt")
         first = book(f"ask {state['turn']}")
         answer = interrupt(state["turn"])
         return {"log": [first, book(f"{answer} {state['turn']}")]}
@@ -159,10 +183,12 @@ def expected(turn: int) -> list[str]:
 def functional(saver: Any) -> Any:
     @task
     async def one(what: str) -> str:
+        HERE.at("@task")
         return await abook(what)
 
     @entrypoint(checkpointer=saver)
     async def flow(turn: int) -> int:
+        HERE.at("@entrypoint")
         await abook(f"flow {turn}")
         await asyncio.gather(*(one(f"task {turn}.{n}") for n in range(2)))
         await abook(f"end {turn}")
@@ -190,6 +216,7 @@ def life(job: dict[str, Any]) -> None:
     """Go on for ever."""
     global LEDGER  # noqa: PLW0603 - one for each life
     LEDGER = Path(job["ledger"])
+    HERE.file = os.open(f"{LEDGER}.where", os.O_WRONLY | os.O_CREAT, 0o600)
     CHANCE.seed(job["seed"])
     faulthandler.dump_traceback_later(HANGS_S, exit=True)
     # The default action of this signal ends the process at once, as SIGKILL does.
@@ -204,6 +231,7 @@ def life(job: dict[str, Any]) -> None:
         given: Any = None
         if state.interrupts:
             if CHANCE.random() < 0.3:
+                HERE.at("update_state")
                 graph.update_state(config, {"log": ["edited"]})  # the node that asked is another task then
             given = Command(resume="yes")
         elif not state.tasks:
@@ -211,7 +239,7 @@ def life(job: dict[str, Any]) -> None:
             given = {"turn": turn + 1, "log": [], "messages": []}
         for tried in range(TRIES):
             try:
-                graph.invoke(given, config, durability=CHANCE.choice(["sync", "async", "exit"]))
+                graph.invoke(given, config, durability=HERE.choose())
                 break
             except (ConnectionError, MaybeRepeated):
                 # Where nothing is stored, the calls of a ToolNode are made anew, in any order: one that was not made
@@ -231,10 +259,10 @@ async def flows(saver: HoldfastSaver, config: Any, thread: str) -> None:
         if not state.tasks:
             done = [f"{what} {one}" for one in range(turn) for what in ("flow", "end")]
             check(saver, thread, done + [f"task {one}.{n}" for one in range(turn) for n in range(2)])
-        await flow.ainvoke(None if state.tasks else turn, config, durability=CHANCE.choice(["sync", "async", "exit"]))
+        await flow.ainvoke(None if state.tasks else turn, config, durability=HERE.choose())
 
 
-def main() -> None:
+def warm() -> None:
     global LEDGER  # noqa: PLW0603 - as above
     with tempfile.TemporaryDirectory() as folder, HoldfastSaver(f"{folder}/store") as saver:
         LEDGER = Path(folder, "ledger")
@@ -242,22 +270,8 @@ def main() -> None:
         graph.invoke({"turn": 0, "messages": []}, {"configurable": {"thread_id": "warm"}})
         graph.invoke(Command(resume="yes"), {"configurable": {"thread_id": "warm"}})
         check(saver, "warm", expected(0))
-    gc.freeze()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                life(json.loads(line))
-            except BaseException as error:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                import traceback
-
-                traceback.print_exc()
-                os.write(1, f"error {error!r}\n".encode())
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"gone {-os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 if __name__ == "__main__":
-    main()
+    warm()
+    serve(life)

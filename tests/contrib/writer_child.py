@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from langgraph.graph import START, StateGraph
@@ -15,42 +14,12 @@ from langgraph.types import interrupt
 
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import ForkedHandle, HoldfastError
-from tests import warm
+from tests import lives, warm
 from tests.contrib.graphs import Trail
 from tests.contrib.threads import chain, checkpoint, config
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """Run one of the functions below in a process of its own."""
-    return warm.Popen(
-        [sys.executable, "-m", "tests.contrib.writer_child", *map(str, arguments)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        loaded=warm.LANGGRAPH,
-    )
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def tell(process: subprocess.Popen[str], text: str = "") -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{text}\n")
-    process.stdin.flush()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
+start = partial(lives.start, "tests.contrib.writer_child", loaded=warm.LANGGRAPH)
+"""Run one of the functions below in a process of its own."""
 
 
 def say(*words: object) -> None:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.crash import agents, memory
-from holdfast.crash.limits import Limits
+from holdfast.crash.kinds import Limits
+from tests.crash import trip_program
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +28,15 @@ def small(request, monkeypatch):
     if not getattr(request.module, "ALL_HOLDERS", False):
         monkeypatch.setattr(memory, "_VISITED", 1_000)
         monkeypatch.setitem(Limits.__init__.__kwdefaults__, "objects", 10_000)
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory):
+    """The dump of a program that failed in the middle of much: threads, tasks, a group of exceptions, an agent."""
+    return trip_program.failed(tmp_path_factory.mktemp("failed"))
+
+
+@pytest.fixture(scope="session")
+def honest(path):
+    """Its chunks."""
+    return trip_program.chunks_of(path)

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from holdfast.crash import cores, fatal, kinds, logs, sidecar
+from holdfast.crash import cores, inside, kinds, outside, sidecar
 
 SIDE: list[sidecar.Sidecar] = []
 PATIENCE_S = 120
@@ -62,13 +62,13 @@ def main() -> None:
     for place in [item[7:] for item in wanted if item.startswith("cgroup=")]:
         (Path(place) / "cgroup.procs").write_text(str(os.getpid()))
     os.environ["DATABASE_PASSWORD"] = "correct-horse-77"
-    handler = fatal.enable(folder) if "unwatched" in wanted or how != "stop" else None
+    handler = outside.enable_fatal(folder) if "unwatched" in wanted or how != "stop" else None
     if "core" in wanted:
         print("core:", cores.allow(), flush=True)
     if "unwatched" not in wanted:
         # A dead process's file with nothing in it. The sidecar removes it after its first look at this process, in
         # which it learns what will be gone with it.
-        unseen = Path(folder) / f"0{fatal.SUFFIX}"
+        unseen = Path(folder) / f"0{outside.SUFFIX}"
         if "early" not in wanted:
             unseen.touch()
         side = sidecar.start(folder, fatal=handler, hang_s=0.5 if "hang_s" in wanted else None, core="core" in wanted)
@@ -76,7 +76,7 @@ def main() -> None:
         if "early" in wanted:  # before the sidecar has looked at anything
             print("sidecar", side.pid, flush=True)
             end(how)
-        logs.keep(100).ship = side.log
+        inside.keep_logs(100).ship = side.log
         logging.getLogger("trip").warning("booked with %s", KEY)
         logging.getLogger("trip").warning("connected by correct-horse-77")
         side.tell(kinds.AGENT, "trip-7@main", {"agent": "trip-7", "checkpoint": "c1", "note": f"key {KEY}"})

@@ -232,5 +232,5 @@ def test_holdfast_run_installs_it_by_itself(program, store_path, monkeypatch, ca
 
 def python_cli(*words):
     return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *words], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False, timeout=120
     )

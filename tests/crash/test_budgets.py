@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.crash import Limits, add_part, capture, kinds, open_dump
-from holdfast.crash.records import Gone, Ref
+from holdfast.crash.records import Missing, Ref
 from holdfast.errors import BadOption
 from tests.conftest import SOAK
 from tests.crash.processes import python
@@ -232,7 +232,7 @@ def test_no_time_at_all_still_gives_a_dump(tmp_path):
 def test_every_cut_has_a_reason(tmp_path):
     things = [Thing(number) for number in range(5_000)]
     with dumped(tmp_path, deadline_s=600, objects=50, text_chars=100) as dump:
-        gone = [value for inert in dump.objects() for _way, value in inert.children() if isinstance(value, Gone)]
+        gone = [value for inert in dump.objects() for _way, value in inert.children() if isinstance(value, Missing)]
         assert gone
         assert all(value.reason for value in gone)
     del things

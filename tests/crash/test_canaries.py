@@ -23,10 +23,10 @@ PROGRAM = textwrap.dedent("""
     import asyncio, collections, ctypes, json, logging, os, signal, sys, threading, time, warnings
     from pathlib import Path
     import holdfast.crash as crash
-    from holdfast.crash import fatal, hooks
+    from holdfast.crash import outside, hooks
 
     # What a dead process left: the sidecar removes it after its first look at this one.
-    unseen = Path(sys.argv[1], "0" + fatal.SUFFIX)
+    unseen = Path(sys.argv[1], "0" + outside.SUFFIX)
     unseen.parent.mkdir()
     unseen.touch()
     crash.install(to=sys.argv[1], limits=crash.Limits(deadline_s=600, part_s=300))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.crash import Limits, capture, open_dump
-from holdfast.crash.summary import collect, page
+from holdfast.crash.pages import page
+from holdfast.crash.summary import collect
 
 
 def parse(text, wanted):
@@ -77,7 +78,7 @@ def test_the_page_tells_where_it_began(tmp_path):
     assert "Where it began: IndexError" in text
     assert "wanted = 7" in text
     with dumped(tmp_path, lambda: parse("a", 5)) as dump:
-        assert collect(dump)["origin"] is None
+        assert collect(dump).origin is None
 
 
 def test_of_a_small_budget_the_beginning_gets_more_than_the_way(tmp_path):

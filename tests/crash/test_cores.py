@@ -138,7 +138,7 @@ def test_native_reads_it_again_and_adds_what_it_found(crashed, tmp_path):
     core = crashed.with_name(crashed.name.removesuffix(kinds.SUFFIX) + ".core.zst")
     shutil.copy(core, tmp_path / core.name)
     before = copy.stat().st_size
-    found = cores.native(copy)
+    found = cores.native_stacks(copy)
     assert len(found["core"]["threads"]) == 2
     assert found["core stacks"]["threads"]
     assert copy.stat().st_size > before
@@ -183,7 +183,7 @@ def test_a_dump_without_a_core_says_why(tmp_path):
     writer.finish({})
     writer.close()
     with pytest.raises(NotInDump, match="core=True"):
-        cores.native(path)
+        cores.native_stacks(path)
     with pytest.raises((NotInDump, BadOption)):
         cores.gdb_command(path, tmp_path / "core")
 

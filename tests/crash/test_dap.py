@@ -18,13 +18,8 @@ from holdfast.crash import capture
 from holdfast.crash.dap import MAX_BODY_BYTES, Session, Wire
 from tests.crash import trip_program
 
-COMMAND = [sys.executable, "-P", "-m", "holdfast.cli", "dump", "dap"]
+COMMAND = [sys.executable, "-P", "-m", "holdfast", "dump", "dap"]
 _WAIT_S = 180
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return trip_program.failed(tmp_path_factory.mktemp("failed"))
 
 
 class Editor:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.crash import fatal, kinds, open_dump
+from holdfast.crash import kinds, open_dump, outside
 from holdfast.errors import DumpFailed
 from tests.crash import doomed
 
@@ -37,9 +37,9 @@ Extension modules: numpy.core._multiarray_umath (total: 1)
 
 
 def test_the_text_is_read_as_threads():
-    what, threads = fatal.parse(TEXT, [[0x00007FD4863CAB80, "MainThread", 77, True], "nonsense", [1]])
+    what, threads = outside.parse_fatal(TEXT, [[0x00007FD4863CAB80, "MainThread", 77, True], "nonsense", [1]])
     assert what == "Segmentation fault"
-    assert fatal.signal_of(TEXT) == "SIGSEGV"
+    assert outside.fatal_signal(TEXT) == "SIGSEGV"
     first, empty, current = threads
     assert [(frame["file"], frame["line"], frame["function"]) for frame in first["frames"]] == [
         ("/usr/lib/python3.11/threading.py", 982, "run"),
@@ -53,7 +53,7 @@ def test_the_text_is_read_as_threads():
 
 
 def test_text_that_was_cut_anywhere_is_read_as_far_as_it_goes():
-    counts = [len(fatal.parse(TEXT[:cut])[1]) for cut in range(len(TEXT))]
+    counts = [len(outside.parse_fatal(TEXT[:cut])[1]) for cut in range(len(TEXT))]
     assert counts == sorted(counts)
     assert counts[-1] == 3
 
@@ -64,7 +64,7 @@ def test_without_a_sidecar_the_next_start_makes_the_dump(tmp_path, name):
         [sys.executable, PROGRAM, tmp_path, name, "unwatched"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (-getattr(signal, name), "", "")
-    (path,) = fatal.collect(tmp_path)
+    (path,) = outside.collect_fatal(tmp_path)
     with open_dump(path) as dump:
         assert dump.trigger == "signal"
         assert dump.why.startswith(name)
@@ -75,7 +75,7 @@ def test_without_a_sidecar_the_next_start_makes_the_dump(tmp_path, name):
         assert any("nobody looked" in text for text in dump.missing)
         assert dump.head["program"] == [PROGRAM, str(tmp_path), name, "unwatched"]
     assert list(tmp_path.iterdir()) == [path]
-    assert fatal.collect(tmp_path) == []
+    assert outside.collect_fatal(tmp_path) == []
 
 
 def test_files_of_the_living_are_left_alone_and_empty_ones_of_the_dead_are_removed(tmp_path):
@@ -83,10 +83,10 @@ def test_files_of_the_living_are_left_alone_and_empty_ones_of_the_dead_are_remov
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         while not list(tmp_path.glob("*.fatal")) or not next(tmp_path.glob("*.fatal")).stat().st_size:
             assert process.poll() is None
-        assert fatal.collect(tmp_path) == []
+        assert outside.collect_fatal(tmp_path) == []
         assert len(list(tmp_path.glob("*.fatal"))) == 1
         process.kill()
-    assert fatal.collect(tmp_path) == []
+    assert outside.collect_fatal(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_file_of_ours_does_no_harm(tmp_path):
     (tmp_path / "b.fatal").write_text("[1]\n" + TEXT)
     (tmp_path / "c.fatal").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "d.fatal")
-    made = fatal.collect(tmp_path)
+    made = outside.collect_fatal(tmp_path)
     assert all(path.suffix == ".hfdump" for path in made)
     assert (tmp_path / "c.fatal").is_symlink()
 
@@ -103,7 +103,7 @@ def test_what_is_no_file_of_ours_does_no_harm(tmp_path):
 @pytest.mark.parametrize("front", ['{"pid": 7, "program": []}', '{"pid": "x", "program": 5, "library": 7}', '{"pro'])
 def test_what_a_process_did_not_say_of_itself_costs_no_dump(tmp_path, front):
     (tmp_path / "7-a.fatal").write_text(f"{front}\n{TEXT}")
-    (path,) = fatal.collect(tmp_path)
+    (path,) = outside.collect_fatal(tmp_path)
     with open_dump(path) as dump:
         assert dump.why == "SIGSEGV: Segmentation fault"
         assert len(dump.threads) == 3
@@ -120,19 +120,21 @@ def test_where_nothing_can_be_written_there_is_no_dump_and_the_next_start_tries_
     left = tmp_path / "7-a.fatal"
     left.write_text('{"pid": 7, "program": []}\n' + TEXT)
     code = (
-        "import resource, signal, sys; from holdfast.crash import fatal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2); sys.exit(len(fatal.collect(sys.argv[1])))"
+        "import resource, signal, sys; from holdfast.crash import outside;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2);"
+        "sys.exit(len(outside.collect_fatal(sys.argv[1])))"
     )
     for most in ("8", "16", "40"):  # inside the first bytes, right behind them, inside the first chunk
         done = subprocess.run([sys.executable, "-c", code, tmp_path, most], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert list(tmp_path.iterdir()) == [left]
-    assert len(fatal.collect(tmp_path)) == 1
+    assert len(outside.collect_fatal(tmp_path)) == 1
 
 
 def test_disabling_puts_back_what_was_and_leaves_no_file(tmp_path):
     before = faulthandler.is_enabled()
-    handler = fatal.enable(tmp_path)
+    handler = outside.enable_fatal(tmp_path)
     assert faulthandler.is_enabled()
     assert handler.echo == before
     handler.disable()
@@ -144,5 +146,5 @@ def test_disabling_puts_back_what_was_and_leaves_no_file(tmp_path):
 def test_a_folder_that_is_not_there_is_an_error_and_nothing_is_changed(tmp_path):
     before = faulthandler.is_enabled()
     with pytest.raises(DumpFailed):
-        fatal.enable(tmp_path / "nothing")
+        outside.enable_fatal(tmp_path / "nothing")
     assert faulthandler.is_enabled() == before

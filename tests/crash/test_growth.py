@@ -13,8 +13,7 @@ from collections import deque
 import pytest
 
 from holdfast.crash import Limits, capture, heap, memory, open_dump
-from holdfast.crash.compare import compare, lines
-from holdfast.crash.memory import Amount, Snapshot, trends
+from holdfast.crash.pages import compare
 from tests.crash import torture
 
 LIMITS = Limits(deadline_s=600)
@@ -181,35 +180,11 @@ def test_two_dumps_name_types_and_places_that_grew(tmp_path, emptied):
     leak(300)
     second = capture(to=tmp_path, limits=limits)
     with open_dump(first) as old, open_dump(second) as new:
-        found = compare(old, new)
-        text = "\n".join(line.text for line in lines(found))
+        compared = compare(old, new)
+        found, text = compared.as_json(), "\n".join(line.text for line in compared.lines())
     assert any(row[0].endswith("test_growth.Offer") and row[2] - row[1] == 600 for row in found["types"])
     assert any(row[0].endswith("test_growth.desk.sessions") and row[2] == 300 for row in found["holders"])
     assert "Containers that grew, by who holds them" in text
-
-
-def series(*counts, name="trip.Offer"):
-    return [
-        Snapshot(at * 1800.0, 0, {name: Amount(count, count * 100), "dict": Amount(7, 7)}, {"trip.kept": Amount(5)}, {})
-        for at, count in enumerate(counts)
-    ]
-
-
-def test_a_trend_is_told_from_noise():
-    (trend,) = trends(series(100, 200, 300, 400))
-    assert (trend.kind, trend.name, trend.counts) == ("type", "trip.Offer", (100, 200, 300, 400))
-    assert trend.per_hour == pytest.approx(200)
-    assert trend.bytes_per_hour == pytest.approx(20_000)
-    assert trends(series(100, 90, 80, 70, 300)) == ()  # once, at the end
-    assert trends(series(100, 103)) == ()
-    assert len(trends(series(100, 200, 190, 300))) == 1  # one step back
-
-
-def test_dumps_of_one_moment_have_no_slope():
-    one = series(100)[0]
-    two = series(300)[0]
-    (trend,) = trends([one, two])
-    assert trend.per_hour == 0
 
 
 def test_a_program_without_anything_loaded_can_be_looked_at():

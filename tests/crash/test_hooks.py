@@ -188,7 +188,7 @@ def test_memory_that_has_run_out(tmp_path):
 def test_a_second_failure_while_dumping_is_survived(tmp_path):
     body = (
         "def worse(*a, **k):\n    raise RuntimeError('while dumping')\n"
-        "if hooks is not None:\n    import holdfast.crash.taking\n    holdfast.crash.taking.capture = worse\n"
+        "if hooks is not None:\n    import holdfast.crash.inside\n    holdfast.crash.inside.capture = worse\n"
         "raise ValueError('first')\n"
     )
     ended = alike(tmp_path, body)

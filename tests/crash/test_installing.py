@@ -9,11 +9,10 @@ import sysconfig
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from holdfast.crash import Limits, capture, folder, install, kinds, memory, open_dump, outside, stacks
+from holdfast.crash import Limits, capture, folder, install, kinds, open_dump, outside, stacks
 from holdfast.crash.redaction import Redactor
 from holdfast.errors import BadOption, NotADump
 from tests.crash.processes import PATIENT, SOURCE, run
@@ -127,7 +126,7 @@ def test_a_program_beside_the_interpreter_is_the_programs_own(tmp_path, monkeypa
     assert not stacks.Frames(Limits()).is_mine("/usr/local/lib/python3.12/json/decoder.py")
     frames = [{"file": file, "line": 1, "function": "f"}, {"file": kinds.__file__, "line": 1, "function": "g"}]
     thread = {"id": 1, "name": "x", "frames": frames, "current": True, "failing": True, "left_out": 0}
-    seen = outside.Found(why="x", trigger="signal", pid=1, library=stacks.library_paths(), threads=[thread])
+    seen = outside.Evidence(why="x", trigger="signal", pid=1, library=stacks.library_paths(), threads=[thread])
     with open_dump(outside.write(tmp_path / "x.hfdump", seen, Redactor())) as dump:
         assert [frame.mine for frame in dump.threads[0].frames] == [True, False]
 
@@ -146,12 +145,3 @@ def test_a_folder_of_the_same_name_does_not_hide_a_dump(tmp_path, monkeypatch):
     path = capture("odd name", to=tmp_path / "dumps")
     (tmp_path / "odd-name").mkdir()
     assert folder.find("odd-name", tmp_path / "dumps") == path
-
-
-def test_a_number_that_was_used_again_is_another_process():
-    def dump(began):
-        return SimpleNamespace(head={"host": "h", "pid": 7, "began": began})
-
-    first = memory._process(dump(1000.0), [])
-    assert memory._process(dump(1000.6), [first]) == first
-    assert memory._process(dump(5000.0), [first]) != first

@@ -131,7 +131,7 @@ def test_of_a_process_without_python_it_has_everything_else(tmp_path):
 def test_what_is_wrong_with_one_part_costs_no_other(tmp_path):
     frame = {"file": "a.py", "line": 1, "function": "f", "locals": ["password", 7]}
     thread = {"id": 1, "name": "t", "current": False, "failing": True, "left_out": 0, "frames": [frame]}
-    found = outside.Found(why="odd", trigger="signal", pid=1, threads=[thread], program=[5])
+    found = outside.Evidence(why="odd", trigger="signal", pid=1, threads=[thread], program=[5])
     found.parts = {kinds.PROCESS: {"command": [None]}, kinds.LOGS: {"records": [object()]}}
     found.parts[kinds.ENVIRONMENT] = {"all": {"A": 5}}
     found.extras = [(kinds.AGENT, "a", {"state": object()}), (kinds.LOCKS, "l", {"cycles": []})]
@@ -148,8 +148,8 @@ def test_what_is_wrong_with_one_part_costs_no_other(tmp_path):
 
 def test_without_pystack_the_reason_is_told(process, tmp_path):
     code = (
-        "import sys; sys.modules['pystack'] = None; import json; from holdfast.crash import pystacks;"
-        f"print(json.dumps(pystacks._read('{process.pid}', '')))"
+        "import sys; sys.modules['pystack'] = None; import json; from holdfast.crash import native;"
+        f"print(json.dumps(native._read('{process.pid}', '')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "PyStack is not installed" in done.stdout
@@ -171,7 +171,7 @@ def test_more_than_a_chunk_can_hold_is_written_in_part_and_said(tmp_path):
     frames = [{"file": "a.py", "line": 1, "function": "f", "locals": ["x", "y" * 2000] * 100}] * 12
     thread = {"id": 1, "name": "t", "current": False, "failing": False, "left_out": 0, "frames": frames}
     many = [{"native_id": number, "registers": {"rip": number}, "name": "n" * 100} for number in range(20_000)]
-    found = outside.Found(why="much", trigger="outside", pid=1, threads=[thread])
+    found = outside.Evidence(why="much", trigger="outside", pid=1, threads=[thread])
     found.native["threads"] = {"threads": many}
     path = outside.write(tmp_path / "d.hfdump", found, outside.Redactor())
     with open_dump(path) as dump:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.crash import ptrace
+from holdfast.crash import native
 
-pytestmark = pytest.mark.skipif(platform.machine() not in ptrace.NAMES, reason="registers are not known here")
+pytestmark = pytest.mark.skipif(platform.machine() not in native.NAMES, reason="registers are not known here")
 
 # One thread waits in a system call that a signal's handler would cut short, the other for a line.
 PROGRAM = """
@@ -46,7 +46,7 @@ def state_of(pid):
 
 def test_every_thread_is_read_and_the_process_goes_on(process):
     tids = tids_of(process.pid)
-    found, problem = ptrace.registers(process.pid)
+    found, problem = native.registers(process.pid)
     assert problem == ""
     assert set(found) == tids
     ranges = []
@@ -68,7 +68,7 @@ def test_every_thread_is_read_and_the_process_goes_on(process):
 def test_a_stopped_process_stays_stopped(process):
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    found, problem = ptrace.registers(process.pid)
+    found, problem = native.registers(process.pid)
     assert (len(found), problem) == (2, "")
     until = time.monotonic() + 180
     while state_of(process.pid) != "T":  # who was let go stops again, when it gets a processor
@@ -83,12 +83,12 @@ def test_a_stopped_process_stays_stopped(process):
 def test_a_process_that_is_not_there_is_told():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert ptrace.registers(gone.pid) == ({}, f"there is no process {gone.pid}")
+    assert native.registers(gone.pid) == ({}, f"there is no process {gone.pid}")
 
 
 @pytest.mark.root
 def test_without_the_right_to_it_the_answer_says_so(process):
-    source = Path(ptrace.__file__).read_text().replace('if __name__ == "__main__":', "if False:")
+    source = Path(native.__file__).read_text().replace('if __name__ == "__main__":', "if False:")
     code = f"{source}\nos.setuid(65534)\nprint(_registers({process.pid}))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "({}, 'seize: Operation not permitted (1 threads)')\n"

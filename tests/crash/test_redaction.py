@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from holdfast.crash import capture, kinds, logs, open_dump
+from holdfast.crash import capture, inside, kinds, open_dump
 from holdfast.crash.dumpfile import Reader
 from holdfast.crash.redaction import Redactor, looks_secret
 
@@ -186,8 +186,8 @@ def canaries(tmp_path, monkeypatch=None):
     program = textwrap.dedent("""
         import asyncio, json, logging, pickle, sys, threading
         sys.path.insert(0, sys.argv[3])
-        from holdfast.crash import Limits, capture, logs
-        logs.keep()
+        from holdfast.crash import Limits, capture, inside
+        inside.keep_logs()
         secrets = json.loads(sys.argv[2])
         sys.argv[2:] = []
         del sys.orig_argv[2:]
@@ -297,12 +297,12 @@ def test_no_canary_is_in_the_file(tmp_path):
 
 
 def test_log_records_are_in_the_dump(tmp_path):
-    ring = logs.keep()
+    ring = inside.keep_logs()
     try:
         logging.getLogger("test.logs").error("answer %d", 42)
         path = capture(to=tmp_path)
     finally:
-        logs.stop()
+        inside.stop_logs()
     assert ring.kept
     with open_dump(path) as dump:
         assert dump.logs[-1]["text"] == "answer 42"

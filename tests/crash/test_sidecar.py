@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.crash import debugger, fatal, kinds, open_dump, sidecar
-from holdfast.crash.summary import collect, page
+from holdfast.crash import debugger, kinds, open_dump, outside, sidecar
+from holdfast.crash.pages import page
+from holdfast.crash.summary import collect
 from holdfast.errors import DumpFailed
 from tests.crash import doomed
 from tests.crash.processes import descriptors
@@ -204,7 +205,7 @@ def test_what_a_watched_process_left_is_its_sidecars(start, tmp_path):
     try:
         os.kill(process.pid, signal.SIGSEGV)
         assert process.wait() == -signal.SIGSEGV
-        assert fatal.collect(tmp_path) == []
+        assert outside.collect_fatal(tmp_path) == []
         assert not list(tmp_path.glob("*.hfdump"))
     finally:
         os.kill(side, signal.SIGCONT)

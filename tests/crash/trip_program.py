@@ -20,7 +20,7 @@ from pathlib import Path
 import ormsgpack
 import zstandard
 
-from holdfast.crash import Limits, add_part, capture, dumpfile, kinds, logs, open_dump
+from holdfast.crash import Limits, add_part, capture, dumpfile, inside, kinds, open_dump
 
 REGISTERS = {"rip": 0x7F00DEADBEEF, "rsp": 0x7FFFFFFF0010, "rax": 0, "eflags": 0x246}
 
@@ -82,7 +82,7 @@ def recurse(n, then):
 
 
 def main(to):
-    logs.keep()
+    inside.keep_logs()
     logging.getLogger("trip").warning("starting for %s", "Lisbon")
     stop = threading.Event()
     for number in range(2):

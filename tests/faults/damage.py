@@ -21,7 +21,8 @@ import apsw
 import holdfast
 from holdfast.agent.verify import _Verification
 from holdfast.errors import HoldfastError
-from holdfast.store.catalog import SHAPES, quietly
+from holdfast.store.catalog import quietly
+from holdfast.store.rows import SHAPES
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report
 from tests.faults import rich
@@ -373,17 +374,16 @@ def mend(task: Task, told: str, path: Path) -> None:
         task.broke(f"{told}, repaired: {wrong}")
 
 
-UNASKED = ("deleted log", "deleted retired", "deleted floor", "put-back floor", "put-back signal")
-"""What the log says of a tag that has moved on, or of an earlier writer, and that something was there that is gone,
-nobody can ask for. A signal that was taken may have a row: whoever looks there finds that it was. What the log says of
-the moves of a branch, every one of them, has to be there."""
+UNASKED = ("deleted retired", "deleted floor", "put-back floor", "put-back signal")
+"""That something was there that is gone, nobody can ask for. A signal that was taken may have a row: whoever looks
+there finds that it was. What the log says, every entry of it, has to be there."""
 
 
 def deletions(path: Path) -> Iterator[tuple[str, Change]]:
     for name in TABLES:
         for key, row in rows_by_key(path, name).items():
             retired = name == "branch" and not SHAPES["branch"](row[:-1]).a
-            what = "move" if name == "log" and tells_of_a_move(row) else "retired" if retired else name
+            what = "retired" if retired else name
             yield f"deleted {what} {key!r:.40}", partial(_execute, f"DELETE FROM {name} WHERE {_is(name)}", [key])
 
 

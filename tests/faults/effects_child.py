@@ -1,15 +1,13 @@
 """The program that is killed while it acts on the outside world, at a moment that it is told by number.
 
-Started once as a warm template (importing takes longer than most lives here). Each line on its standard input, a JSON
-object, forks a real process that opens the store, does one scene, and says how it ended. The template itself never
-opens a store. Moments are counted as they come: before and after every record that is written, around every checkpoint
-and every move of the head, and in the tools themselves, where the world outside does the killing.
+The program of a troupe (tests/lives.py): a life opens the store, does one scene, and says how it ended. Moments are
+counted as they come: before and after every record that is written, around every checkpoint and every move of the
+head, and in the tools themselves, where the world outside does the killing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import json
 import os
@@ -27,6 +25,7 @@ from holdfast.run.host import AgentHost
 from holdfast.run.line import Line
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
+from tests.lives import say, serve
 from tests.run.world import Client
 
 BEFORE_INTENT = "before intent"
@@ -39,6 +38,7 @@ SETTLING = "while settling a doubt"
 COMPENSATION = "in compensation"
 ROLLBACK = "in rollback"
 CHECKPOINT = "in checkpoint"
+WAITING, PROGRESS = "as it waits", "in a stream"
 START, END = "as it begins", "at the end of the run"
 
 # What a life would otherwise import by itself: ten times the rest of its work.
@@ -48,12 +48,15 @@ WARM = (
 )  # fmt: skip
 
 ITEMS = ("keyed-1", "probed-1", "keyed-2", "probed-2")
+PARTS = ("one", "two", "three")
+PART_S = 0.03
+"""Between two items of a stream: those that come within 50 ms are one record."""
 WHEN = ("before", "while", "after")
 """What the world has done when it kills whoever asked: nothing, it is about to, it has."""
 
 # Names that no other test's tools have: this module is imported by the test, too.
 NAMES = {"kill.look": "read", "kill.note": "local", "kill.book": "keyed", "kill.order": "probed", "kill.pay": "bare"}
-NAMES |= {"kill.alook": "read", "kill.abook": "keyed", "kill.aorder": "probed"}
+NAMES |= {"kill.alook": "read", "kill.abook": "keyed", "kill.aorder": "probed", "kill.tell": "read"}
 
 
 class Moments:
@@ -95,10 +98,6 @@ def at_rest(database: Database) -> Iterator[None]:
 
 
 MOMENTS = Moments()
-
-
-def say(word: str, rest: Any = "") -> None:
-    os.write(1, f"{word} {rest}\n".encode())
 
 
 # -- tools --------------------------------------------------------------------------------------------------
@@ -149,6 +148,14 @@ def pay(ref: str) -> Any:
     return ask("/do", "bare", ref, key=holdfast.effect().key)
 
 
+@holdfast.tool(name="kill.tell", effect="read", stream=True)
+def tell(ref: str) -> Iterator[str]:
+    for part in PARTS:
+        MOMENTS.pass_by(PROGRESS, "read")
+        yield f"{ref} {part}"
+        time.sleep(PART_S)
+
+
 @holdfast.tool(name="kill.alook", effect="read")
 async def alook(ref: str) -> Any:
     MOMENTS.pass_by(BEFORE_INTENT, "read")
@@ -196,6 +203,56 @@ async def many(agent: holdfast.Agent, name: str) -> str:
         note(f"branch {number}")
 
     await asyncio.gather(*(branch(number) for number in (1, 2)))
+    return f"{name} done"
+
+
+@holdfast.durable
+def leg(agent: holdfast.Agent, name: str, number: int) -> str:
+    agent.state["keyed"] = book(f"{name}/keyed-{number}")["ref"]
+    agent.checkpoint("half")
+    return str(order(f"{name}/probed-{number}")["ref"])
+
+
+@holdfast.durable
+def family(agent: holdfast.Agent, name: str) -> str:
+    """The same at once, by two children."""
+    agent.checkpoint("start")
+    children = [agent.spawn(leg, f"leg-{number}", name, number) for number in (1, 2)]
+    agent.state["legs"] = [child.join() for child in children]
+    return f"{name} done"
+
+
+@holdfast.durable
+def waits(agent: holdfast.Agent, name: str) -> str:
+    """Sleeps, and is approved once, however often the approval is sent."""
+    agent.state["keyed"] = book(f"{name}/keyed-1")["ref"]
+    agent.sleep(0.001)
+    agent.state["answers"] = [agent.wait_for("approval")]
+    agent.state["probed"] = order(f"{name}/probed-1")["ref"]
+    try:
+        agent.state["answers"].append(agent.wait_for("approval", timeout_s=0.01))
+    except TimeoutError:
+        agent.state["answers"].append("once")
+    return f"{name} done"
+
+
+def approved(store: holdfast.Store, agent: holdfast.Agent, name: str) -> str:
+    """Resume the run each time that it was put off, and approve each time that it asks."""
+    while True:
+        try:
+            return str(agent.run(waits.options(id="one", wait=False), name))
+        except holdfast.Waiting as waiting:
+            if waiting.signal:
+                store.signal(name, waiting.signal, "yes", run="one", id="approved")
+
+
+@holdfast.durable
+def listens(agent: holdfast.Agent, name: str) -> str:
+    """What a stream tells is there once, whatever was received before a kill."""
+    agent.state["seen"] = list(tell(f"{name}/read-1"))
+    agent.state["keyed"] = book(f"{name}/keyed-1")["ref"]
+    agent.state["seen"] += list(tell(f"{name}/read-2"))
+    agent.state["probed"] = order(f"{name}/probed-1")["ref"]
     return f"{name} done"
 
 
@@ -265,6 +322,10 @@ def act(ref: str) -> str:
     return str((book if "keyed" in ref else order)(ref)["ref"])
 
 
+PLAIN = {"safe": safe, "family": family, "listens": listens}
+"""Scenes that are one run of a plain durable function."""
+
+
 # -- one life -----------------------------------------------------------------------------------------------
 
 
@@ -276,8 +337,10 @@ def life(path: str, job: dict[str, Any]) -> None:
     scene = job["scene"]
     MOMENTS.pass_by(START, "")
     try:
-        if scene == "safe":
-            result = agent.run(safe.options(id="one"), name)
+        if scene in PLAIN:
+            result = agent.run(PLAIN[scene].options(id="one"), name)
+        elif scene == "waits":
+            result = approved(store, agent, name)
         elif scene == "many":
             result = asyncio.run(agent.arun(many.options(id="one"), name))
         elif scene == "bare":
@@ -293,7 +356,7 @@ def life(path: str, job: dict[str, Any]) -> None:
         elif scene == "map":
             result = store.map(act, [f"{name}/{item}" for item in ITEMS], name=name, workers=2)
         else:
-            result = back(agent)
+            result = back(agent, PLAIN[job["of"]])
     except holdfast.InDoubt as error:
         say("doubt", json.dumps([effect.args["ref"] for effect in error.effects]))
     else:
@@ -305,7 +368,7 @@ def life(path: str, job: dict[str, Any]) -> None:
     store.close()
 
 
-def back(agent: holdfast.Agent) -> str:
+def back(agent: holdfast.Agent, of: Any) -> str:
     """Go back to where the run began, after finishing a rollback that was interrupted."""
     store = agent._store
     with agent:
@@ -316,7 +379,7 @@ def back(agent: holdfast.Agent) -> str:
     try:
         agent.rollback("start")  # even from there: there may be something to undo that no checkpoint knows
     except holdfast.errors.RollbackBlocked:  # a keyed call was cut off: nobody can tell, but it can be finished
-        agent.run(safe.options(id="one"), agent.name)
+        agent.run(of.options(id="one"), agent.name)
         agent.rollback("start")
     return str(agent.head.label)
 
@@ -345,7 +408,7 @@ LAST: list[str] = []  # the kind of the outcome that is being flushed
 def before_records(*records: Any) -> None:
     for record in records:
         if isinstance(record, rec.Intent):
-            kind = NAMES[record.tool.removeprefix("undo ")]
+            kind = NAMES.get(record.tool.removeprefix("undo "), "")  # the library has tools of its own
             KINDS[record.path] = kind
             if record.undoes:
                 UNDOING.add(record.path)
@@ -354,6 +417,8 @@ def before_records(*records: Any) -> None:
             MOMENTS.pass_by(COMPENSATION if record.path in UNDOING else BEFORE_RESULT, KINDS.get(record.path, "read"))
         elif isinstance(record, rec.Decision | rec.Doubt):
             MOMENTS.pass_by(SETTLING, "")
+        elif isinstance(record, rec.Wait | rec.Progress):
+            MOMENTS.pass_by(WAITING if isinstance(record, rec.Wait) else PROGRESS, "")
         elif isinstance(record, rec.Begin):
             MOMENTS.pass_by(ROLLBACK if record.kind == "rollback" else START, "")
 
@@ -371,6 +436,8 @@ def after_records(*records: Any) -> None:
                 MOMENTS.pass_by(UNFLUSHED, kind)
         elif isinstance(record, rec.Decision | rec.Doubt):
             MOMENTS.pass_by(SETTLING, "")
+        elif isinstance(record, rec.Wait | rec.Progress):
+            MOMENTS.pass_by(WAITING if isinstance(record, rec.Wait) else PROGRESS, "")
         elif isinstance(record, rec.Begin):
             MOMENTS.pass_by(ROLLBACK if record.kind == "rollback" else START, "")
         elif isinstance(record, rec.End):
@@ -399,30 +466,15 @@ def saving(pending: Any) -> None:
         MOMENTS.pass_by(CHECKPOINT, "")
 
 
-def main() -> None:
-    path, port = sys.argv[1], int(sys.argv[2])
-    MOMENTS.port = port
-    for name in WARM:
-        importlib.import_module(name)
-    watch()
-    gc.freeze()
-    say("ready")
-    for line in sys.stdin:
-        job = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            try:
-                MOMENTS.at, MOMENTS.only = job.get("at", 0), job.get("only", "")
-                MOMENTS.how = signal.Signals[job.get("how", "SIGKILL")]
-                life(path, job)
-            except BaseException as error:
-                say("error", repr(error))
-                os._exit(1)
-            os._exit(0)
-        say("pid", child)
-        _, status = os.waitpid(child, 0)
-        say("gone", os.waitstatus_to_exitcode(status))
+def live(job: dict[str, Any]) -> None:
+    MOMENTS.at, MOMENTS.only = job.get("at", 0), job.get("only", "")
+    MOMENTS.how = signal.Signals[job.get("how", "SIGKILL")]
+    life(sys.argv[1], job)
 
 
 if __name__ == "__main__":
-    main()
+    MOMENTS.port = int(sys.argv[2])
+    for name in WARM:
+        importlib.import_module(name)
+    watch()
+    serve(live)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults import (  # noqa: F401
     crashes,
     damage,
+    effects,
     failing,
     hostile,
     kills,
@@ -17,8 +18,8 @@ from tests.faults import (  # noqa: F401
 from tests.faults.campaign import CAMPAIGNS as _KNOWN
 
 _ORDER = (
-    "crashes", "power", "kills", "kill-points", "kill-syscalls", "servers", "transactions", "failing", "flush",
-    "full", "bytes", "sizes", "rows", "hostile", "model", "writers", "mutants",
+    "crashes", "power", "kills", "kill-points", "kill-syscalls", "servers", "transactions", "effects", "graphs",
+    "failing", "flush", "full", "bytes", "sizes", "rows", "hostile", "model", "writers", "mutants",
 )  # fmt: skip
 
 CAMPAIGNS = {name: _KNOWN[name] for name in _ORDER}

@@ -1,24 +1,22 @@
 """The writer that is killed: does everything an agent does, and says of every checkpoint when it is safe.
 
-Started once as a warm template (importing takes longer than most lives here). Each line on its standard input, a path,
-an agent's name, a seed and the durability, forks a real process that opens the store, works until it is killed, and
-writes one line per acknowledged checkpoint. With "transaction" for the durability it pays instead, by a tool that
-shares its transaction. The template itself never opens any of these stores.
+The program of a troupe (tests/lives.py). A job has a path, an agent's name, a seed and the durability: a life opens the
+store, works until it is killed, and says one line for each acknowledged checkpoint. With "transaction" for the
+durability it pays instead, by a tool that shares its transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import random
-import sys
+from typing import Any
 
 import holdfast
 import holdfast.agent.store  # its limits are changed
 from holdfast.errors import NothingToUndo
 from tests.faults.campaign import memory, quiet
 from tests.limits import limits
+from tests.lives import say, serve
 
 # Seals, segments, bulk values and foldings of the log happen often enough to be hit.
 SMALL = {
@@ -77,7 +75,7 @@ def paying_life(path: str, name: str, seed: int) -> None:
     CHANCE.seed(seed)
     with holdfast.open(path) as store:
         agent = store.agent(name, wait_s=60)
-        os.write(1, b"open\n")
+        say("open")
         if name.startswith("later"):
             asyncio.run(agent.arun(paying_later))
         else:
@@ -108,14 +106,14 @@ async def apay(who: str, n: int) -> int:
 def paying(agent: holdfast.Agent) -> None:
     for n in range(100_000):
         pay(agent.name, n)
-        os.write(1, f"made {n}\n".encode())
+        say("made", n)
 
 
 @holdfast.durable(name="kill.paying_later")
 async def paying_later(agent: holdfast.Agent) -> None:
     for n in range(0, 100_000, 3):
         for made in await asyncio.gather(*(apay(agent.name, n + more) for more in range(3))):
-            os.write(1, f"made {made}\n".encode())
+            say("made", made)
 
 
 def branches_of(store: holdfast.Store, name: str) -> list[str]:
@@ -148,13 +146,7 @@ def work(chance: random.Random, agent: holdfast.Agent, number: int) -> None:
 
 def said(checkpoint: holdfast.Checkpoint | None, how: str = "made") -> None:
     if checkpoint is not None:
-        os.write(1, f"{how} {checkpoint.id} {checkpoint.digest}\n".encode())
-
-
-def main() -> None:
-    with limits(SMALL):
-        warm()
-        serve()
+        say(how, f"{checkpoint.id} {checkpoint.digest}")
 
 
 def warm() -> None:
@@ -170,23 +162,14 @@ def warm() -> None:
         agent.tag("warm")
 
 
-def serve() -> None:
-    gc.freeze()
-    for line in sys.stdin:
-        path, name, seed, durability = line.split()
-        child = os.fork()
-        if child == 0:
-            try:
-                if durability == "transaction":
-                    paying_life(path, name, int(seed))
-                life(path, name, int(seed), durability)
-            except BaseException as error:
-                os.write(1, f"error {error!r}\n".encode())
-                os._exit(1)
-        os.write(1, f"pid {child}\n".encode())
-        os.waitpid(child, 0)
-        os.write(1, b"gone\n")
+def live(job: dict[str, Any]) -> None:
+    if job["durability"] == "transaction":
+        paying_life(job["path"], job["name"], job["seed"])
+    else:
+        life(**job)
 
 
 if __name__ == "__main__":
-    main()
+    with limits(SMALL):
+        warm()
+        serve(live)

@@ -13,20 +13,16 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from queue import Queue
 
 import holdfast
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError
-from tests import warm
 from tests.faults.calls import CHANGES, Call
-from tests.faults.campaign import ROOT, Skip, Task, campaign, memory, quiet
+from tests.faults.campaign import Skip, Task, campaign, memory, quiet
 from tests.faults.disk import Disk
 from tests.faults.failing import FEW_TRIES, known_sites
 from tests.faults.isolated import Died, isolated
@@ -35,6 +31,7 @@ from tests.faults.script import Ledger
 from tests.faults.stage import LIVES, Life, Stage, stage
 from tests.faults.victim import Victim
 from tests.limits import limits
+from tests.lives import Troupe, die
 
 # -- at random moments ----------------------------------------------------------------------------------
 
@@ -48,91 +45,48 @@ KILLED_WHILE_OPENING = 0.15
 VERIFY_EVERY = 50
 KILLS_PER_AGENT = 25  # a new one now and then, so that histories stay short, and with them the looks at them
 KILLS_PER_STORE = 250
+WRITER = "tests.faults.kill_child"
 
 
-class Template:
-    """The warm process that forks writers, and the lines that come from them."""
+Said = list[list[str]]
 
-    def __init__(self) -> None:
-        self.process = warm.Popen(
-            [sys.executable, "-m", "tests.faults.kill_child"],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-        self.lines: Queue[str] = Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.lines.put(line.strip())
-        self.lines.put("end")
-
-    def run(
-        self,
-        path: Path | str,
-        name: str,
-        seed: int,
-        durability: str,
-        opening_s: float | None,
-        life_s: float,
-        before: Callable[[], None] = lambda: None,
-    ) -> list[list[str]]:
-        """One life; returns what it acknowledged. ``before`` is what else befalls it, shortly before its end."""
-        self.process.stdin.write(f"{path} {name} {seed} {durability}\n")
-        self.process.stdin.flush()
-        said: list[list[str]] = []
-        word, pid = self._next()
-        while word != "pid":  # a quick child may be first
-            said.append([word, *pid.split()])
-            word, pid = self._next()
-        if opening_s is not None:
-            time.sleep(opening_s)
-        else:
-            while not any(line[0] in {"open", "made", "error"} for line in said):
-                word, rest = self._next()
-                said.append([word, *rest.split()])
-            time.sleep(life_s)
-        before()
-        with suppress(ProcessLookupError):  # it ended by itself, and its last line says why
-            os.kill(int(pid), signal.SIGKILL)
-        while True:
-            word, rest = self._next()
-            if word == "gone":
-                return said
-            said.append([word, *rest.split()])
-
-    def _next(self) -> tuple[str, str]:
-        word, _, rest = self.lines.get(timeout=120).partition(" ")
-        assert word != "end", "the template died"
-        return word, rest
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(timeout=120)
-        self._reader.join(180)
-        self.process.stdout.close()
+def lived(
+    troupe: Troupe,
+    opening_s: float | None,
+    life_s: float,
+    before: Callable[[], None] = lambda: None,
+    **job: object,
+) -> Said:
+    """One life of a writer; what it acknowledged. ``before`` is what else befalls it, shortly before its end."""
+    life = troupe.begin(**job)
+    if opening_s is None:
+        life.until("open", "made", "error")
+        time.sleep(life_s)
+    else:
+        time.sleep(opening_s)
+    before()
+    life.kill()
+    life.end()
+    return [[word, *rest.split()] for word, rest in life.said]
 
 
 @campaign("kills", "kill -9 at random moments", "kills", ci=30, soak=10_000)
 def kills(task: Task) -> None:
     """A real process at real work, killed while it opens, writes, seals and folds."""
-    template = Template()
-    random_kills = Random(task, template)
-    try:
-        with limits(SMALL), quiet():  # the reader's rule for where nodes end must be the writer's
-            while not task.over:
-                with memory() as folder:
-                    random_kills.on(folder / "store")
-    finally:
-        template.close()
+    with Troupe(WRITER) as troupe, limits(SMALL), quiet():  # the reader's rule for where nodes end must be the writer's
+        random_kills = Random(task, troupe)
+        while not task.over:
+            with memory() as folder:
+                random_kills.on(folder / "store")
 
 
 class Random:
     """One store after the other, in each of which some hundred writers are killed."""
 
-    def __init__(self, task: Task, template: Template) -> None:
+    def __init__(self, task: Task, troupe: Troupe) -> None:
         self.task = task
-        self.template = template
+        self.troupe = troupe
         self.chance = random.Random(20_240 + task.seed)
         self.pace = 1.0
         self.known = 0  # how many acknowledgements there were
@@ -165,10 +119,11 @@ class Random:
         if task.done and task.done % 10 == 0 and self.known < ENOUGH_CHECKPOINTS * task.done:
             self.pace = min(self.pace * 1.25, PACE_MAX)
         opening = chance.uniform(0, 0.02 * self.pace) if chance.random() < KILLED_WHILE_OPENING else None
-        durability = "batched" if number % 5 == 4 else "commit"
         life_s = chance.uniform(0, LIFE_S * self.pace)
+        durability = "batched" if number % 5 == 4 else "commit"
+        job = {"path": str(path), "name": name, "seed": chance.getrandbits(40), "durability": durability}
         expected = {}
-        for word, *rest in self.template.run(path, name, chance.getrandbits(40), durability, opening, life_s):
+        for word, *rest in lived(self.troupe, opening, life_s, **job):
             if word in {"open", "made", "moved"}:
                 expected[rest[0]] = rest[1]
             else:
@@ -274,7 +229,7 @@ def _killed(place: Stage, act: Callable[[Ledger], None], ledger: Ledger, at: int
         nonlocal seen
         seen += call.what in CHANGES
         if seen == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
     def child(say: Callable[[str], None]) -> None:
         disk.before = before
@@ -282,7 +237,7 @@ def _killed(place: Stage, act: Callable[[Ledger], None], ledger: Ledger, at: int
         with disk.watching():
             act(ledger)
         say("lived")
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
 
     try:
         isolated(child)

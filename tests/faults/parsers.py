@@ -32,7 +32,6 @@ from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError
 from holdfast.run.records import decode_record
 from holdfast.store import keys, leases
-from holdfast.store.catalog import Place, chunk_digest, node_digest, read_body
 from holdfast.store.cipher import PLAIN, digest
 from holdfast.store.manifest import (
     Manifest,
@@ -46,6 +45,7 @@ from holdfast.store.manifest import (
 )
 from holdfast.store.objects import Folder
 from holdfast.store.packs import ALIGN_BYTES, MAGIC, Packs, file_name
+from holdfast.store.rows import Place, chunk_digest, node_digest, read_body
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import initial, remembered, witness_report
 from tests.faults import damage, rich

@@ -21,8 +21,9 @@ from holdfast.errors import HoldfastError, StoreFailed
 from tests import postgres
 from tests.faults.campaign import Skip, Task, campaign, quiet
 from tests.faults.kill_child import SMALL
-from tests.faults.kills import ENOUGH_CHECKPOINTS, PACE_MAX, VERIFY_EVERY, Template, look
+from tests.faults.kills import ENOUGH_CHECKPOINTS, PACE_MAX, VERIFY_EVERY, WRITER, lived, look
 from tests.limits import limits
+from tests.lives import Troupe
 
 LIFE_S, PAYING_S = 0.1, 0.2
 LIVES_PER_STORE = 100
@@ -46,24 +47,21 @@ def transactions(task: Task) -> None:
 
 
 def _on_a_server(task: Task, kind: type[_Lives]) -> None:
-    template = Template()
     chance = random.Random(77 + task.seed)
     try:
-        with postgres.server(fsync="on") as server, limits(SMALL), quiet():
+        with Troupe(WRITER) as troupe, postgres.server(fsync="on") as server, limits(SMALL), quiet():
             while not task.over:
                 with server.database(f"lives_{uuid.uuid4().hex}") as url:
-                    kind(task, template, chance, url).run()
+                    kind(task, troupe, chance, url).run()
     except postgres.NoServer as reason:
         raise Skip(str(reason)) from reason
-    finally:
-        template.close()
 
 
 class _Lives:
     """One store, in which writers live one after the other."""
 
-    def __init__(self, task: Task, template: Template, chance: random.Random, url: str) -> None:
-        self._task, self._template, self._chance, self._url = task, template, chance, url
+    def __init__(self, task: Task, troupe: Troupe, chance: random.Random, url: str) -> None:
+        self._task, self._troupe, self._chance, self._url = task, troupe, chance, url
         self._pace = 1.0
         self._known: dict[str, str] = {}  # id -> digest of what was acknowledged
         holdfast.open(url).close()
@@ -97,9 +95,8 @@ class _Lives:
         expected: dict[str, str] = {}
         life_s = chance.uniform(0, LIFE_S * self._pace)
         durability = "batched" if number % 5 == 4 else "commit"
-        for word, *rest in self._template.run(
-            self._url, name, chance.getrandbits(40), durability, None, life_s, strike
-        ):
+        job = {"path": self._url, "name": name, "seed": chance.getrandbits(40), "durability": durability}
+        for word, *rest in lived(self._troupe, None, life_s, strike, **job):
             if word in {"open", "made", "moved"}:
                 expected[rest[0]] = rest[1]
             elif fate < KILLED or not " ".join(rest).startswith(ENDED):
@@ -170,7 +167,8 @@ class _Payments(_Lives):
             what, strike = "server crashed", self._crash
         told: set[int] = set()
         life_s = chance.uniform(0, PAYING_S * self._pace)
-        for word, *rest in self._template.run(self._url, name, number, "transaction", None, life_s, strike):
+        job = {"path": self._url, "name": name, "seed": number, "durability": "transaction"}
+        for word, *rest in lived(self._troupe, None, life_s, strike, **job):
             if word == "made":
                 told.add(int(rest[0]))
             elif word == "error" and (fate < KILLED or not " ".join(rest).startswith(ENDED)):

@@ -18,11 +18,11 @@ import holdfast
 from holdfast import Policy
 from holdfast.errors import Damaged, DiskFull, HoldfastError, StoreFailed, StorePoisoned
 from holdfast.store import files
-from holdfast.store.catalog import Place, chunk_digest
 from holdfast.store.cipher import PLAIN
 from holdfast.store.manifest import Manifest
 from holdfast.store.objects import Folder
 from holdfast.store.packs import ALIGN_BYTES, MAGIC, Packs, file_name
+from holdfast.store.rows import Place, chunk_digest
 from holdfast.store.sqlite import Sqlite
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report

@@ -15,9 +15,10 @@ from holdfast.agent.opened import settle
 from holdfast.run import claims, runs
 from holdfast.run.durables import Options, known
 from holdfast.run.records import decode_record
+from holdfast.run.resilience import Clock
 from holdfast.run.scope import active, number_tasks
 from holdfast.run.steps import drive, drive_later
-from holdfast.store.catalog import BEGINNING, End, link
+from holdfast.store.rows import BEGINNING, End, link
 
 NAME = "trip-7"
 FOLDERS = []
@@ -26,6 +27,64 @@ FOLDERS = []
 
 class Crash(BaseException):
     """The process ends here."""
+
+
+class Quick(Clock):
+    """A clock that only counts how long it would have slept."""
+
+    def __init__(self):
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+
+    async def asleep(self, seconds):
+        self.slept.append(seconds)
+
+
+class Outside:
+    """The world outside of a test's program: what was really done there, and where the program ends next."""
+
+    def __init__(self):
+        self.calls = []  # of the tool below: ("book", what), ("cancel", what); and whatever else tests note
+        self.keys = []
+        self.crash_at = self.crash_in = None
+        self.undoing_fails = 0
+
+    @property
+    def stands(self):
+        """What is booked now, oldest first."""
+        found = [call[1] for call in self.calls if call[0] == "book"]
+        for call in self.calls:
+            if call[0] == "cancel":
+                found.remove(call[1])
+        return found
+
+    def reach(self, where):
+        """The process ends here, once, if that is where it is to end."""
+        if self.crash_at == where:
+            self.crash_at = None
+            raise Crash
+
+    def tool(self):
+        def cancel(effect):
+            self.keys.append(holdfast.effect().key)
+            if self.crash_in == effect.args["what"]:
+                self.crash_in = None
+                raise Crash
+            if self.undoing_fails:
+                self.undoing_fails -= 1
+                raise ConnectionError("no route")
+            assert effect.result == effect.args["what"]
+            self.calls.append(("cancel", effect.args["what"]))
+
+        @holdfast.tool(compensate=cancel)
+        def book(what):
+            self.calls.append(("book", what))
+            self.keys.append(holdfast.effect().key)
+            return what
+
+        return book
 
 
 class Bench:

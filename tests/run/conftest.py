@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import holdfast
 import holdfast.agent.store as stores
 from holdfast.run.tools import TOOLS
-from tests.run import bench
+from tests.run import bench, working
 
 HERE = str(Path(__file__).parent)
 
@@ -60,6 +61,26 @@ def opened(reopened):
         return reopened().agent(name, **options)
 
     return again
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """Where the program for workers writes what it does; ``outside()`` is how often it did what."""
+    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
+    monkeypatch.setenv("OUTSIDE", str(tmp_path / "outside"))
+    return lambda: Counter(line[1] for line in working.done())
+
+
+@pytest.fixture
+def world():
+    """What is done outside."""
+    return bench.Outside()
+
+
+@pytest.fixture
+def book(world):
+    """A tool that books something outside, and can cancel it."""
+    return world.tool()
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import subprocess
 import sys
 import threading
-from collections import Counter
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -15,36 +13,20 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.run import claims, listing
-from tests import warm
+from tests.agent import child
+from tests.lives import end, line
 from tests.run import working
-
-HOLDER = """
-import sys
-import holdfast
-
-with holdfast.open(sys.argv[1]) as store:
-    store.agent(sys.argv[2])
-    print("held", flush=True)
-    sys.stdin.readline()
-"""
 
 
 @contextmanager
 def held(place, name):
     """Inside, another process holds an agent."""
-    words = [sys.executable, "-c", HOLDER, str(place), name]
-    other = warm.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert other.stdout.readline() == b"held\n"
+    other = child.start("release_after", place, name, 0)
+    assert line(other) == "ready"
     try:
         yield
     finally:
-        other.communicate(b"\n")
-
-
-@pytest.fixture
-def outside(tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
-    return lambda: Counter(line[1] for line in working.done())
+        end(other)
 
 
 PAID = {f"x-{n}-{part}": 1 for n in range(2) for part in "ab"}

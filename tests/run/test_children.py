@@ -10,41 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
-
-
-class World:
-    """The outside: what stands there, and what was ever called."""
-
-    def __init__(self):
-        self.calls = []
-        self.stands = []
-
-    def tool(self):
-        def cancel(effect):
-            self.calls.append(("cancel", effect.args["what"]))
-            self.stands.remove(effect.args["what"])
-
-        @holdfast.tool(compensate=cancel)
-        def book(what):
-            self.calls.append(("book", what))
-            self.stands.append(what)
-            return what
-
-        return book
-
-
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def book(world):
-    return world.tool()
+from tests.run.bench import Crash
 
 
 def pack(book):
@@ -133,30 +99,6 @@ def test_a_child_that_fails_fails_its_parent_and_is_tried_again_with_it(opened, 
     assert opened().run(work) == "fine"
 
 
-def test_a_failure_that_the_parent_caught_is_replayed(opened):
-    fails, crash = [True], [True]
-
-    def job(agent):
-        if fails[0]:
-            raise ValueError("no room")
-        return "fine"
-
-    def work(agent):
-        try:
-            found = agent.spawn(job, "bags").join()
-        except errors.ToolFailed as error:
-            found = error.error_type
-        agent.checkpoint("tried")
-        if crash and crash.pop():
-            raise Crash
-        return found
-
-    with pytest.raises(Crash):
-        opened().run(work)
-    fails[0] = False
-    assert opened().run(work) == "ValueError"
-
-
 def test_a_child_in_doubt_stops_its_parent_until_somebody_decides(opened):
     @holdfast.tool
     def pay():
@@ -191,41 +133,6 @@ def test_a_run_ends_when_its_children_have(opened, world, book):
     assert world.stands == ["late"]
 
 
-def test_a_cancelled_child_starts_nothing_new_and_says_so(opened, world, book):
-    began = threading.Event()
-    go_on = threading.Event()
-
-    def goes_on(child):
-        while not child._stop:
-            time.sleep(0.005)
-        go_on.set()
-
-    def job(agent):
-        book("first")
-        began.set()
-        go_on.wait(180)
-        book("second")
-
-    crash = [True]
-
-    def work(agent):
-        child = agent.spawn(job, "bags")
-        if crash:
-            began.wait(180)
-            threading.Thread(target=goes_on, args=(child,)).start()
-        child.cancel()
-        if crash and crash.pop():
-            raise Crash
-        return "cancelled"
-
-    agent = opened()
-    with pytest.raises(Crash):
-        agent.run(work)
-    assert [run.status for run in agent._store.agent("trip-7/bags").runs()] == ["cancelled"]
-    assert opened().run(work) == "cancelled"
-    assert world.calls == [("book", "first")]
-
-
 @pytest.mark.parametrize("place", ["cancelled", "joined"])
 def test_joining_a_cancelled_child_raises_the_same_when_the_parent_is_executed_again(opened, place):
     told, fails = [], [True]
@@ -257,28 +164,6 @@ def test_joining_a_cancelled_child_raises_the_same_when_the_parent_is_executed_a
         opened().run(work)
     assert opened().run(work) == "fine"
     assert set(told) == {("Cancelled", "child trip-7/bags failed: Cancelled: trip-7/bags was cancelled by trip-7")}
-
-
-def test_a_parent_whose_child_was_cancelled_has_failed_and_goes_on_next_time(opened, world, book):
-    cancels = [True]
-
-    def job(agent):
-        return agent.wait_for("go")
-
-    def work(agent):
-        book("flight")
-        child = agent.spawn(job, "bags")
-        if cancels:
-            child.cancel()
-        return child.join()
-
-    agent = opened()
-    with pytest.raises(errors.ToolFailed):
-        agent.run(work)
-    assert [(run.status, run.error.partition(":")[0]) for run in agent.runs()] == [("failed", "Cancelled")]
-    with pytest.raises(errors.ToolFailed):
-        opened().run(work)
-    assert world.calls == [("book", "flight")]
 
 
 def test_a_child_that_has_ended_is_joined_again_after_a_restart(opened, world, book):
@@ -617,17 +502,6 @@ def test_an_async_child_stops_when_its_parent_does_after_the_call_that_is_under_
     assert world.calls == ["pay"]
 
 
-def test_a_cancelled_child_is_begun_anew_by_the_next_run_and_does_nothing_again(opened, world, book):
-    family = Family(book)
-    store = family.put_off(opened())
-    agent = store.agent("trip-7")
-    (run,) = agent.runs()
-    agent.cancel(run.id)
-    assert opened().run(family.work) == "bags"
-    assert world.calls == [("book", "bags")]
-    assert [info.status for info in opened()._store.runs()] == ["finished", "finished", "cancelled", "cancelled"]
-
-
 def test_a_child_that_a_failed_run_left_is_in_the_way_of_another_and_named(opened, book):
     booked, fails = threading.Event(), [True]
 
@@ -849,27 +723,6 @@ def test_a_parent_whose_child_waits_for_a_signal_is_due_when_the_child_can_go_on
     assert opened("other")._store.due() == []
 
 
-def test_going_on_with_all_that_is_due_finishes_parent_and_child_in_any_order(opened):
-    @holdfast.durable(name="due-job")
-    def job(agent):
-        return agent.wait_for("bags")
-
-    @holdfast.durable(name="due-work")
-    def work(agent):
-        return agent.spawn(job, "bags").join()
-
-    for backwards in (False, True):
-        with pytest.raises(errors.Waiting):
-            opened().run(work.options(wait=False))
-        store = opened("other")._store
-        store.signal("trip-7/bags", "bags", "packed")
-        found = sorted(store.due(), key=lambda info: info.agent, reverse=backwards)
-        assert len(found) == 2
-        assert [store.agent(info.agent).resume(info.id, wait=False) for info in found] == ["packed", "packed"]
-        assert store.due() == []
-        assert store.runs(status="waiting") == []
-
-
 # -- rolled back with the parent --------------------------------------------------------------------------------
 
 
@@ -909,35 +762,6 @@ def test_children_go_back_with_their_parent_all_effects_newest_first(opened, wor
     opened().run(family(book))
     assert world.stands == ["flight", "bags", "hotel"]
     assert opened("trip-7/bags").state == {"what": "bags"}
-
-
-def test_a_child_that_ended_before_the_target_stays(opened, world, book):
-    agent = opened()
-    agent.run(family(book))
-    agent.rollback("packed")
-    assert world.stands == ["flight", "bags"]
-    assert opened("trip-7/bags").state == {"what": "bags"}
-
-
-def test_a_child_of_a_child_goes_back_too(opened, world, book):
-    job = pack(book)
-
-    def middle(agent):
-        agent.state["m"] = 1
-        agent.spawn(job, "small", "small").join()
-        book("middle")
-
-    def work(agent):
-        agent.checkpoint("start")
-        agent.spawn(middle, "m").join()
-
-    agent = opened()
-    agent.run(work)
-    agent.rollback("start")
-    assert world.stands == []
-    assert world.calls[-2:] == [("cancel", "middle"), ("cancel", "small")]
-    assert opened("trip-7/m").state == {}
-    assert opened("trip-7/m/small").state == {}
 
 
 def test_what_a_child_cannot_undo_stands_in_the_parents_way(opened, world, book):
@@ -1014,36 +838,6 @@ def test_a_running_child_is_cancelled_by_a_rollback(opened, world, book):
         opened().run(work)
     assert world.stands == []
     assert opened("trip-7/bags").state == {}
-
-
-def test_a_child_rolls_itself_back_and_a_parent_its_children(opened, world, book):
-    tries, failed = [], []
-
-    def job(agent):
-        agent.checkpoint("start")
-        book("bags")
-        tries.append(1)
-        if len(tries) == 1:
-            agent.rollback("start")
-        return len(tries)
-
-    def work(agent):
-        agent.checkpoint("before")
-        try:
-            found = agent.spawn(job, "bags").join()
-        except errors.ToolFailed as error:
-            failed.append(error.error_type)
-            agent.rollback("before")
-        return found
-
-    agent = opened()
-    with pytest.raises(errors.RunRolledBack):
-        agent.run(work)
-    assert failed == ["RunRolledBack"]
-    assert world.stands == []
-    assert agent.run(work) == 2
-    assert world.stands == ["bags"]
-    assert agent._store.verify().ok
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------

@@ -19,37 +19,6 @@ def world():
     return []
 
 
-def test_a_write_after_the_loaded_checkpoint_is_claimed_once_by_the_same_call(world):
-    @tool
-    def pay(amount):
-        world.append(amount)
-        return len(world)
-
-    bench = Bench()
-    with bench.using(0):
-        assert [pay(5), pay(5), pay(7)] == [1, 2, 3]
-    again = bench.crashed()
-    with again.using(0) as loop:
-        assert len(loop.unclaimed) == 3
-        assert [pay(7), pay(5), pay(5)] == [3, 1, 2]
-        assert not loop.unclaimed
-        assert pay(5) == 4
-    assert world == [5, 5, 7, 5]
-
-
-def test_what_the_checkpoint_knows_is_not_offered(world):
-    @tool
-    def pay(amount):
-        world.append(amount)
-        return len(world)
-
-    bench = Bench()
-    with bench.using(0):
-        pay(5)
-    with bench.crashed().using(bench.ledger.count):
-        assert pay(5) == 2
-
-
 def test_a_fresh_uuid_is_the_same_call_when_it_is_volatile_and_raises_when_nobody_can_tell(world):
     @tool(volatile=("request", "order.id"))
     def book(flight, request, order=None):
@@ -71,47 +40,6 @@ def test_a_fresh_uuid_is_the_same_call_when_it_is_volatile_and_raises_when_nobod
         loop()
     assert [effect.tool for effect in caught.value.unclaimed] == ["mail"]
     assert world == ["TP1", "done"]
-
-
-def test_reads_are_never_guarded(world):
-    @tool(effect="read")
-    def look(at):
-        world.append(at)
-        return len(world)
-
-    bench = Bench()
-    with bench.using(0):
-        look(1)
-    bench.ledger.flush()
-    with bench.crashed().using(0):
-        assert look(2) == 2
-
-
-@pytest.mark.parametrize(("answer", "times"), [(Found("paid"), 1), (Absent(), 2), (None, 1)])
-def test_a_call_in_doubt_is_settled_before_the_next(world, answer, times):
-    @tool(probe=None if answer is None else lambda effect: answer)
-    def pay(amount):
-        world.append(amount)
-        if len(world) == 1:
-            raise Crash
-        return "paid"
-
-    @tool
-    def mail():
-        raise AssertionError
-
-    bench = Bench()
-    with pytest.raises(Crash), bench.using(0):
-        pay(5)
-    with bench.crashed().using(0):
-        if answer is None:
-            with pytest.raises(errors.InDoubt):
-                mail()
-            with pytest.raises(errors.InDoubt):
-                pay(5)
-        else:
-            assert pay(5) == "paid"
-    assert world == [5] * times
 
 
 def test_a_write_that_was_tried_again_is_one_write(world):

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast import errors
-from holdfast.run import records, scope
+from holdfast.run import records
 from holdfast.run.tools import tool
+from tests.conftest import SOAK
 from tests.run.bench import Bench, Crash
 
 made = []
-EVENTS = {}
 
 
 @tool(name="concurrent.search", effect="read")  # a module's tools are known to all tests of the process
@@ -88,14 +88,14 @@ def test_gather_over_200_branches_replays_to_the_same_digest_every_time(rounds):
     digest, log = bench.digest, list(bench.state["log"])
     end[0] = False
     made.clear()
-    for _ in range(rounds(10, 1_000)):
+    for _ in range(rounds(3, 1_000)):
         again = bench.crashed()
         assert asyncio.run(again.arun(work)) == digest
         assert list(again.state["log"]) == log
     assert not made
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(100 if SOAK else 5))
 def test_a_crash_anywhere_in_gather_is_finished_with_every_prefix_kept(seed):
     chosen = random.Random(seed)
     bench = Bench()
@@ -169,7 +169,7 @@ def test_nested_task_groups_and_cancellation_replay_the_same():
     assert any(text[0] == "cancelled" for text in bench.state["log"] if type(text) is tuple)
     end[0] = False
     made.clear()
-    for _ in range(30):
+    for _ in range(8):
         assert asyncio.run(bench.crashed().arun(work)) == digest
     assert not made
 
@@ -195,7 +195,7 @@ def test_plain_tools_on_the_loop_and_off_it():
     digest = bench.digest
     end[0] = False
     made.clear()
-    for _ in range(20):
+    for _ in range(5):
         assert asyncio.run(bench.crashed().arun(work)) == digest
     assert not made
 
@@ -227,7 +227,7 @@ def test_a_loop_inside_a_plain_run_replays_the_same():
     digest = bench.digest
     end[0] = False
     made.clear()
-    for _ in range(20):
+    for _ in range(5):
         assert bench.crashed().run(work) == digest
     assert not made
 
@@ -383,31 +383,6 @@ def test_a_plain_tool_off_the_loop_that_is_given_up_is_in_doubt(opened):
     go_on.set()
 
 
-def test_a_cancelled_write_is_in_doubt_and_stops_the_run():
-    begun = []
-
-    @tool
-    async def pay(event):
-        begun.append(1)
-        EVENTS[event].set()
-        await asyncio.sleep(10)
-
-    async def work(agent):
-        EVENTS["pay"] = asyncio.Event()
-        task = asyncio.create_task(pay("pay"))
-        await EVENTS["pay"].wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return "ok"
-
-    bench = Bench()
-    with pytest.raises(errors.InDoubt, match="cancelled"):
-        asyncio.run(bench.arun(work))
-    with pytest.raises(errors.InDoubt):
-        asyncio.run(bench.crashed().arun(work))
-    assert begun == [1]
-
-
 def test_a_recorded_call_that_nobody_makes_is_diverged_and_not_a_hang(monkeypatch):
     wanted = [True]
 
@@ -429,25 +404,3 @@ def test_a_recorded_call_that_nobody_makes_is_diverged_and_not_a_hang(monkeypatc
     monkeypatch.setattr("holdfast.run.order.STALL_S", 0.3)
     with pytest.raises(errors.Diverged, match="is not made"):
         asyncio.run(bench.crashed().arun(work))
-
-
-def test_async_streams_and_steps_have_positions():
-    @tool(effect="read", stream=True)
-    async def words(text):
-        for word in text.split():
-            await asyncio.sleep(0)
-            yield word
-
-    async def work(agent):
-        lane = scope.here()
-        with scope.within(lane.step("plan")):
-            found = [word async for word in words("a b")]
-        with scope.within(lane.step("plan")):
-            found += [word async for word in words("c d")]
-        return found
-
-    bench = Bench()
-    assert asyncio.run(bench.arun(work, id="r")) == ["a", "b", "c", "d"]
-    paths = [record.path for _, record in bench.ledger.records() if isinstance(record, records.Done)]
-    assert paths == ["plan:0/0", "plan:1/0"]
-    assert asyncio.run(bench.crashed(bench.ledger.count - 1).arun(work, id="r")) == ["a", "b", "c", "d"]

@@ -50,7 +50,9 @@ class Caller:
         ({"probe": 3}, "Use a function."),
         ({"compensate": "cancel"}, "Use a function."),
         ({"fallback": []}, "Use a function."),
+        ({"breaker": 0}, "Use 1 to"),
         ({"checkpoint": "often"}, "Use before or after."),
+        ({"retries": -1}, "Use 0 to 100."),
         ({"name": ""}, "not empty"),
         ({"name": 3}, "not empty"),
         ({"effect": "writes"}, "Use one of write,"),
@@ -66,6 +68,14 @@ def test_an_option_that_cannot_be_meant_is_refused_where_it_is_written(options, 
     (option, value), *_ = options.items()
     assert repr(value) in str(caught.value)
     assert option in str(caught.value)
+
+
+@pytest.mark.parametrize("option", [{"retries": 1}, {"breaker": 3}, {"fallback": print}])
+def test_a_local_tool_leaves_its_failures_to_the_program(option):
+    def book(flight): ...
+
+    with pytest.raises(errors.BadOption, match="Handle its failures where it is called"):
+        tool(effect="local", **option)(book)
 
 
 @pytest.mark.parametrize("thing", [functools.partial(print, 1), len, dict, Caller(), classmethod(lambda cls: 1), 7])

@@ -65,6 +65,8 @@ def test_of_a_call_the_arguments_that_differ_are_shown(opened):
     assert "differs:  offer.price: 1.2 -> 1.3; messages[1]: 'b' -> 'c'" in str(error)
     assert "flight: " not in str(error).partition("differs:")[2]
     assert "agent.now()" in error.hint
+    assert (error.path, error.expected.partition("(")[0]) == ("0", "diverging.book")
+    assert ("1.2" in error.expected, "1.3" in error.actual) == (True, True)
 
 
 def test_of_a_part_of_the_state_its_size_and_beginning(opened):

@@ -8,13 +8,10 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from tests.run.bench import Crash
 
-TURNS = 500
+TURNS = 300
 REPLY_BYTES = 1_000
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 def size_of(path):

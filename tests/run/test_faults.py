@@ -9,9 +9,8 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.run.arguments import secret
-from holdfast.run.resilience import Clock
 from holdfast.run.tools import tool
-from tests.run.bench import Bench, Crash
+from tests.run.bench import Bench, Crash, Quick
 
 
 class Http(Exception):
@@ -280,11 +279,6 @@ def test_an_exception_without_words_ends_a_run_as_any_other(tmp_path, kind, rais
         (run,) = agent.runs()
         assert run.status == ("needs attention" if kind == "write" else "failed")
         assert "<exception str() failed>" in run.error
-
-
-class Quick(Clock):
-    def sleep(self, seconds):
-        pass
 
 
 def test_a_probe_and_a_compensation_without_words(tmp_path):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-
 import pytest
 
 import holdfast
 from holdfast import errors
 from holdfast.run import listing
+from tests.lives import die, dies
 from tests.run.test_opened import check, place, places  # noqa: F401 - fixtures
 
 
@@ -219,25 +216,17 @@ def test_doubts_that_came_from_elsewhere_are_listed_too(places):  # noqa: F811
     check(other)
 
 
-KILLED = """
-import os, signal, sys
-import holdfast
-
-@holdfast.tool(effect="write")
-def pay(amount: int) -> int:
-    if amount == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return amount
-
-with holdfast.open(sys.argv[1]) as store, store.agent("loop"):
-    pay(1)
-    pay(2)
-"""
-
-
 def test_a_write_that_a_kill_interrupted_in_a_plain_loop_is_listed(store_path):
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(store_path)], check=False, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL
+    @holdfast.tool(effect="write", name="fleet-deadly")
+    def deadly(amount):
+        return amount if amount == 1 else die()
+
+    def loop():
+        with holdfast.open(store_path) as store, store.agent("loop"):
+            deadly(1)
+            deadly(2)
+
+    assert dies(loop, 0)
     with holdfast.open(store_path) as store:
         do(store, "other")
         assert [(one.agent, one.args) for one in store.effects(in_doubt=True)] == [("loop", {"amount": 2})]

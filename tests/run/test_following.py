@@ -14,12 +14,9 @@ from holdfast import errors
 from holdfast.run import records, streams
 from tests import warm
 from tests.run import streaming_child as program
+from tests.run.bench import Crash
 
 HANG_S = 180
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 def brief(found):

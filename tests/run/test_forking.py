@@ -10,11 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.run.past import Past
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
+from tests.run.bench import Crash
 
 
 @pytest.fixture
@@ -100,17 +96,6 @@ def test_every_position_can_be_forked_at_and_every_fork_again(reopened, calls, t
     assert store.verify().ok
 
 
-def test_the_branch_stands_at_the_newest_checkpoint_before_the_position(reopened, three):
-    store = reopened()
-    agent = store.agent("trip-7")
-    agent.run(three.options(id="1"))
-    agent.fork("1", at="1", branch="before")
-    agent.fork("1", at="2", branch="after")
-    assert dict(on(store, "before").state) == {}
-    assert dict(on(store, "after").state) == {"done": ["a 1"]}
-    assert on(store, "after").head.label == "after a"
-
-
 def test_a_worker_goes_on_with_a_fork_and_with_no_other_branch(reopened, calls, three):
     store = reopened()
     agent = store.agent("trip-7")
@@ -141,27 +126,6 @@ def test_the_plan_says_what_is_answered_and_what_may_happen_again(reopened, call
     assert calls == ["a", "read x", "b", "c"]
     agent.rollback("after a")
     assert [one.path for one in agent.plan_fork("1", at="0").writes] == ["0"]  # the others are undone
-
-
-def test_a_failed_run_goes_on_from_before_its_failure(reopened, calls, write):
-    fails = [True]
-
-    @holdfast.durable(name="forking.fails")
-    def function(agent):
-        agent.state["a"] = write("a")
-        if fails:
-            raise ValueError("no")
-        return write("b")
-
-    store = reopened()
-    agent = store.agent("trip-7")
-    with pytest.raises(ValueError, match="no"):
-        agent.run(function.options(id="1"))
-    agent.checkpoint("something else")
-    fails.clear()
-    agent.fork("1", at="0", branch="alt")
-    assert on(store, "alt").resume("1") == "b 3"
-    assert calls == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -218,28 +182,6 @@ def test_what_is_no_position_is_refused(reopened, three, run, at):
     agent.run(three.options(id="1"))
     with pytest.raises(errors.BadOption):
         agent.plan_fork(run, at=at)
-
-
-def test_a_fork_at_a_call_that_fell_back_makes_the_call(reopened, calls):
-    broken = [True]
-
-    @holdfast.tool(name="forking.falls", effect="read", fallback=lambda: "instead")
-    def falls():
-        calls.append("called")
-        if broken:
-            raise OSError("down")
-        return "well"
-
-    @holdfast.durable(name="forking.back")
-    def function(agent):
-        return falls()
-
-    store = reopened()
-    agent = store.agent("trip-7")
-    assert agent.run(function.options(id="1")) == "instead"
-    broken.clear()
-    agent.fork("1", at="0", branch="alt")
-    assert on(store, "alt").resume("1") == "well"
 
 
 def test_a_position_inside_a_call_is_refused(reopened, write):
@@ -667,14 +609,3 @@ def test_a_fork_that_was_killed_while_it_went_on_is_resumed(reopened, calls, wri
         made = len(calls)
         on(store, f"alt-{at}").resume("1")
         assert len(calls) == made
-
-
-def test_the_fold_of_a_fork_is_that_of_a_process_that_was_killed_there(reopened, three):
-    agent = reopened().agent("trip-7")
-    agent.run(three.options(id="1"))
-    agent.fork("1", at="3", branch="alt")
-    line = on(agent._store, "alt")._host.ledger
-    records = [record for _, record in line.records()]
-    assert [getattr(one, "what", "") for one in records[-2:]] == ["resume", "fork"]
-    run = Past(line.records()).runs["1"]
-    assert (run.status, sorted(run.calls)) == ("", ["0", "2", "plan:0/0"])

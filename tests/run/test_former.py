@@ -20,17 +20,15 @@ import pytest
 import holdfast
 from holdfast import errors
 from tests import postgres, warm
+from tests.lives import worker
 from tests.run import leased, working
 
 LEASE, OTHER = "&lease_s=0.3", "&application_name=other"
 
 
-@pytest.fixture
-def outside(tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
-    monkeypatch.setenv("OUTSIDE", str(tmp_path / "outside"))
+@pytest.fixture(autouse=True)
+def _unsafe(monkeypatch):
     monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")  # the server does not flush
-    return lambda: Counter(line[1] for line in working.done())
 
 
 @pytest.fixture
@@ -229,30 +227,17 @@ def own_server():
         pytest.skip(str(reason))
 
 
-def worker(place):
-    words = [
-        "-m",
-        "holdfast",
-        "--store",
-        place,
-        "worker",
-        leased.__file__,
-        "--no-dumps",
-        "--json",
-        "--concurrency",
-        "4",
-    ]
-    return warm.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 class Killer:
     """Does to two workers, and to their server if there is one, whatever happens."""
 
     def __init__(self, place, server=None, seed=1):
         self.place, self.server, self.seed, self.chance = place, server, seed, random.Random(seed)
-        self.workers = [worker(place) for _ in range(2)]
+        self.workers = [self.worker() for _ in range(2)]
         self.ways = [self.kill, self.stop, *([self.cut, self.restart] if server is not None else [])]
         self.did = Counter()
+
+    def worker(self):
+        return worker(self.place, leased.__file__, "--json", "--concurrency", 4)
 
     def strike(self):
         what = self.chance.choice(self.ways)
@@ -264,7 +249,7 @@ class Killer:
         at = self.chance.randrange(2)
         self.workers[at].send_signal(signal.SIGKILL)
         self.workers[at].communicate()
-        self.workers[at] = worker(self.place)
+        self.workers[at] = self.worker()
 
     def stop(self):
         one = self.chance.choice(self.workers)

@@ -11,23 +11,11 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.store.changes import Change
+from tests.run.bench import Crash, Outside
 
 
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
-
-
-class World:
-    """The outside: what was really done, and where the program is to be interrupted."""
-
-    def __init__(self):
-        self.calls = []
-        self.crash_at = None
-
-    def reach(self, where):
-        if self.crash_at == where:
-            self.crash_at = None
-            raise Crash
+class World(Outside):
+    """With tools and a function for a whole journey."""
 
     def tools(self):
         @holdfast.tool(effect="read")
@@ -415,7 +403,9 @@ def test_version_marks_a_change(opened, world):
         return found["id"]
 
     def new(agent):
-        if agent.version("two searches"):
+        marked = agent.version("two searches")
+        world.reach("marked")
+        if marked:
             search("Porto")
         return search("Lisbon")["id"]
 
@@ -423,6 +413,9 @@ def test_version_marks_a_change(opened, world):
     agent = opened()
     with pytest.raises(Crash):
         agent.run(holdfast.durable(name="f")(old))
+    world.crash_at = "marked"
+    with pytest.raises(Crash):
+        opened().run(holdfast.durable(name="f")(new))
     agent = opened()
     assert agent.run(holdfast.durable(name="f")(new)) == 7
     assert world.calls == [("search", "Lisbon")]
@@ -490,45 +483,6 @@ def test_a_kept_generator_goes_on_where_the_state_does(opened, world):
     first = random.Random(7)
     first.random()
     assert branch.generator("dice", random.Random()).random() == first.random()
-
-
-def test_a_resource_is_opened_again_by_its_description_and_closed_with_the_agent(opened):
-    log = []
-
-    def handle(agent):
-        return agent.resource(
-            "db",
-            open=lambda description: log.append(f"open {description}") or {"at": (description or 0) + 1},
-            close=lambda handle: log.append("close"),
-            describe=lambda handle: handle["at"],
-        )
-
-    with opened() as agent:
-        assert handle(agent).handle == {"at": 1}
-        agent.checkpoint()
-    assert log == ["open None"]
-    agent.close()
-    assert log == ["open None", "close"]
-    with opened() as agent:
-        assert log == ["open None", "close"]
-        assert handle(agent).handle == {"at": 2}
-
-
-def test_a_secret_is_in_no_record(opened, store_path):
-    @holdfast.tool(effect="read")
-    def look():
-        return {"token": holdfast.current().secret("key").reveal()}
-
-    def work(agent):
-        return look()["token"]
-
-    agent = opened()
-    agent.secret("key", "s3cr3t-s3cr3t")
-    assert "s3cr3t" not in agent.run(work)
-    with pytest.raises(errors.Unencodable):
-        agent.run(lambda agent, text: None, "s3cr3t-s3cr3t")
-    agent.close()
-    assert not any(b"s3cr3t" in path.read_bytes() for path in store_path.rglob("*") if path.is_file())
 
 
 # -- async ------------------------------------------------------------------------------------------------------
@@ -611,36 +565,6 @@ def test_async_with_asks_async_probes_first(opened, world):
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_waits_for_a_signal_is_put_off_and_due_when_it_comes(opened):
-    @holdfast.durable
-    def work(agent):
-        return agent.wait_for("approval")
-
-    agent = opened()
-    with pytest.raises(holdfast.Waiting):
-        agent.run(work.options(wait=False))
-    store = agent._store
-    assert [(run.status, run.signal) for run in store.runs(status="waiting")] == [("waiting", "approval")]
-    assert store.due() == []
-    store.signal("trip-7", "approval", {"by": "Ada"})
-    store.signal("trip-7", "approval", "second")
-    assert [run.agent for run in store.due()] == ["trip-7"]
-    assert opened().run(work) == {"by": "Ada"}
-    assert opened()._store.due() == []
-    with pytest.raises(errors.UnknownRevision):
-        opened()._store.signal("trip-7", "approval", branch="nowhere")
-
-
-def test_a_signal_to_one_branch_is_for_that_branch(opened):
-    agent = opened()
-    agent.checkpoint()
-    other = agent.branch("try-b")
-    agent._store.signal("trip-7", "go", 1, branch="try-b", any_run=True)
-    with pytest.raises(TimeoutError):
-        agent.run(lambda agent: agent.wait_for("go", timeout_s=0))
-    assert other.run(lambda agent: agent.wait_for("go")) == 1
 
 
 # -- being current, and being open -----------------------------------------------------------------------------------

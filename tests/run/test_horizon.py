@@ -11,10 +11,8 @@ from holdfast.errors import Diverged, HoldfastError, RunEnded, Waiting
 from holdfast.run.claims import Loop, key_in
 from holdfast.run.host import position_of
 from holdfast.run.past import Past
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
+from tests.conftest import SOAK
+from tests.run.bench import Crash
 
 
 class Outside:
@@ -130,7 +128,7 @@ STEPS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(200 if SOAK else 5))
 def test_a_run_decides_as_if_it_had_read_everything(reopened, outside, seed):
     chance = random.Random(seed)
     agent = reopened().agent("a")

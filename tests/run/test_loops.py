@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -14,6 +13,8 @@ import holdfast
 from holdfast import errors
 from holdfast.run.order import watch
 from holdfast.run.resilience import Clock
+from tests.run.bench import Crash
+from tests.run.test_concurrency import made, nested_groups
 
 
 @holdfast.tool(effect="idempotent", name="loops.put")
@@ -128,63 +129,24 @@ class Noon(Clock):
 # -- other loops ------------------------------------------------------------------------------------------------
 
 
-@holdfast.tool(effect="read", name="loops.look")
-async def look(group, number):
-    made.append((group, number))
-    await asyncio.sleep(random.random() * 0.003)
-    return group * 100 + number
-
-
-made = []
-
-
-def fanned_out(end):
-    @holdfast.durable
-    async def fan_out(agent):
-        agent.state["log"] = []
-
-        async def leaf(group, number):
-            try:
-                agent.state["log"].append(await look(group, number))
-                if number == 2:
-                    raise LookupError(group)
-                agent.state["log"].append(await look(group, number + 10))
-            except asyncio.CancelledError:
-                agent.state["log"].append(("cancelled", group, number))
-                raise
-
-        async def group(number):
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    for leaf_number in range(5):
-                        tasks.create_task(leaf(number, leaf_number))
-            except* LookupError:
-                agent.state["log"].append(("failed", number))
-
-        await asyncio.gather(*(group(number) for number in range(5)))
-        log = list(agent.state["log"])
-        if end:
-            end.append(log)
-            raise KeyboardInterrupt
-        return log
-
-    return fan_out
-
-
 @pytest.mark.parametrize("first", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("second", ["asyncio", "uvloop"])
 def test_an_async_run_replays_the_same_on_either_loop(opened, first, second):
     makers = {"asyncio": asyncio.new_event_loop, "uvloop": pytest.importorskip("uvloop").new_event_loop}
+    end = [True]
+    work = holdfast.durable(name="fan_out")(nested_groups(5, end)).options(id="r")
 
-    def execute(maker, work):
+    def execute(maker, agent):
         with asyncio.Runner(loop_factory=makers[maker]) as runner:
-            return runner.run(opened().arun(work.options(id="r")))
+            return runner.run(agent.arun(work))
 
-    end = ["at the end"]
-    with pytest.raises(KeyboardInterrupt):
-        execute(first, fanned_out(end))
+    agent = opened()
+    with pytest.raises(Crash):
+        execute(first, agent)
+    digest = agent.digest
+    end[0] = False
     made.clear()
-    assert execute(second, fanned_out([])) == end[1]
+    assert execute(second, opened()) == digest
     assert not made
 
 

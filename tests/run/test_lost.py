@@ -11,12 +11,9 @@ import holdfast
 from holdfast.agent.opened import settle
 from holdfast.errors import Damaged, Diverged, InDoubt, MaybeRepeated, ResultLost, RollbackBlocked, RunUnfinished
 from tests.agent.damage import flipped, rows, spoil
+from tests.run.bench import Crash
 
 EVERY = range(1, 8)  # run, read, intent, done, checkpoint, intent, done
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 class Program:

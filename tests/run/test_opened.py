@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import uuid
 from contextlib import suppress
@@ -24,10 +20,8 @@ from holdfast.run.waiting import Until
 from holdfast.store.changes import now_us
 from tests.agent.damage import KEY, memory
 from tests.conftest import SOAK
-
-
-class Crash(BaseException):
-    """The process is gone, as far as the store can tell."""
+from tests.lives import die, dies
+from tests.run.bench import Crash
 
 
 class Place:
@@ -46,7 +40,10 @@ class Place:
             self.store.close()
 
 
-@pytest.fixture(params=["directory", "encrypted", "server"])
+ENCRYPTED_TOO = pytest.mark.parametrize("places", ["directory", "encrypted", "server"], indirect=True)
+
+
+@pytest.fixture(params=["directory", "server"])
 def places(request):
     """``places(name)`` is the place of a store of one kind."""
     made = []
@@ -126,8 +123,8 @@ def script(agent, steps):
         elif what == "save":
             agent.checkpoint(str(name))
         elif what == "crash":
-            World.left -= 1
-            if World.left >= 0:
+            Crashes.left -= 1
+            if Crashes.left >= 0:
                 raise Crash
         elif what == "fail":
             raise ValueError(name)
@@ -148,20 +145,21 @@ def item(number):
     if number == 2:
         act("doubt")
     if number == 3:
-        World.left -= 1
-        if World.left >= 0:
+        Crashes.left -= 1
+        if Crashes.left >= 0:
             raise Crash
     return number
 
 
-class World:
+class Crashes:
     left = 0
 
 
 # -- one row, from its beginning to its end ----------------------------------------------------------------------------
 
 
-def test_a_row_says_when_somebody_should_look(place):
+@ENCRYPTED_TOO
+def test_a_row_says_when_somebody_should_look(places, place):
     store = place.open()
     agent = store.agent("a")
     before = now_us()
@@ -180,7 +178,7 @@ def test_a_row_says_when_somebody_should_look(place):
     assert before + 3600 * 10**6 <= due_of(store)["s"] <= now_us() + 3600 * 10**6
     assert store.due() == []
     agent.cancel("s")
-    World.left = 1
+    Crashes.left = 1
     with pytest.raises(Crash):
         agent.run(script.options(id="c"), [["crash", ""]])
     assert due_of(store) == {"c": table.NOW}
@@ -330,6 +328,7 @@ def overdue(store, name="a"):
     store.signal(name, "go", 1, run="r")
 
 
+@ENCRYPTED_TOO
 @pytest.mark.parametrize("way", ["push", "bundle", "backup", "clone", "branch"])
 def test_a_copy_does_not_act_until_it_is_resumed_or_adopted(places, way, tmp_path):
     store = places("store").open()
@@ -540,26 +539,15 @@ def test_a_row_of_another_shape_with_a_sum_that_fits_is_damage_and_nothing_else(
 
 # -- killed, and at random ---------------------------------------------------------------------------------------------
 
-CHILD = """
-import os, signal, sys
-import holdfast
-
-@holdfast.durable(name="killed")
-def killed(agent, first):
-    agent.state["begun"] = True
-    agent.checkpoint("in it")
-    if first:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "done"
-
-with holdfast.open(sys.argv[1], key=False) as store:
-    store.agent("a").run(killed.options(id="r"), True)
-"""
-
 
 def test_the_row_of_a_killed_run_says_that_it_can_be_looked_at(store_path):
-    child = subprocess.run([sys.executable, "-c", CHILD, str(store_path)], check=False, env={**os.environ})
-    assert child.returncode == -signal.SIGKILL
+    @holdfast.durable(name="killed")
+    def works(agent):
+        agent.state["begun"] = True
+        agent.checkpoint("in it")
+        die()
+
+    assert dies(lambda: holdfast.open(store_path, key=False).agent("a").run(works.options(id="r")), 0)
     with holdfast.open(store_path, key=False) as store:
         assert due_of(store) == {"r": table.NOW}
         check(store)
@@ -590,7 +578,7 @@ class Life:
         kinds = [("wait", "go"), ("wait", "stop"), ("save", self.count), ("sleep", 3600), ("sleep", 0), ("crash", ""),
                  ("fail", "no"), ("act", "well"), ("act", "doubt"), ("spawn", "go")]  # fmt: skip
         steps = [list(self.random.choice(kinds)) for _ in range(self.random.randint(1, 5))]
-        World.left = 1
+        Crashes.left = 1
         self.count += 1
         id = self.random.choice([f"r{self.count}", "again", None])
         self.agent().run(script.options(id=id, wait=False, again=self.random.random() < 0.5), steps)
@@ -598,12 +586,12 @@ class Life:
     def batch(self):
         agent = self.agent()
         name = agent.name
-        World.left = 1
+        Crashes.left = 1
         self.store.map(item, [0, 1, self.random.randint(0, 3)], name=name, workers=1, on_error="raise")
 
     def resume(self):
         agent = self.agent()
-        World.left = self.random.randint(0, 1)
+        Crashes.left = self.random.randint(0, 1)
         if run := self.open_run(agent):
             agent.resume(run, wait=False)
 
@@ -694,6 +682,7 @@ STEPS = ["begin"] * 6 + ["resume"] * 5 + ["send"] * 4 + [
 ]  # fmt: skip
 
 
+@ENCRYPTED_TOO
 @pytest.mark.parametrize("seed", range(100 if SOAK else 3))
 def test_whatever_happens_the_table_says_what_the_lines_say(places, seed):
     life, told = Life(places, seed), []

@@ -58,20 +58,6 @@ def test_options_add_up_and_the_function_itself_has_none(opened):
         given.options(ids=7)
 
 
-def test_a_plain_function_gets_options_by_being_made_durable(opened):
-    calls = []
-
-    def plain(agent):
-        calls.append(1)
-        return "done"
-
-    agent = opened()
-    assert agent.run(plain) == "done"
-    named = holdfast.durable(plain).options(id="one")
-    assert agent.run(named) == agent.run(named) == "done"
-    assert len(calls) == 2
-
-
 def test_options_that_mean_nothing_are_refused_before_anything_is_done(opened):
     agent = opened()
 

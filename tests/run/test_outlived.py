@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from datetime import timedelta
@@ -24,8 +23,10 @@ from holdfast.errors import (
     RunUnfinished,
     Waiting,
 )
-from holdfast.store.bodies import body_digest, joined, proof, values_bytes
-from holdfast.store.catalog import Branch
+from holdfast.store.manifest import body_digest, body_proof, join_body, values_bytes
+from holdfast.store.rows import Branch
+from tests import warm
+from tests.lives import dies
 
 DONE: list[str] = []
 LONG = [f"a long result, line {number}" for number in range(3_000)]
@@ -182,16 +183,6 @@ def test_a_write_goes_with_the_last_checkpoint_before_it(opened):
     DONE.clear()
     store.agent("trip-7").rollback("first")  # still offered, and undoes what was really booked
     assert DONE == ["cancel Lisbon booked Lisbon"]
-
-
-def test_a_write_after_which_all_checkpoints_are_goes(opened):
-    agent = opened()
-    agent.checkpoint("first")
-    go(agent, "Lisbon")
-    agent.checkpoint("second")
-    agent._store.retain(Policy(labels=["second"], runs=0))
-    assert all(one.let_go for one in agent.effects())
-    assert [one.label for one in agent.log()] == ["second"]
 
 
 def test_a_tag_before_a_write_keeps_its_values_as_long_as_it_is_there(opened):
@@ -382,7 +373,7 @@ def test_values_that_were_taken_away_are_lost_and_not_let_go(opened, store_path)
     bodies = {one.i: one.body for one in line(agent._store)}
     agent._store.close()
     newest = max(bodies)
-    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", proof(bodies[newest]), newest)
+    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", body_proof(bodies[newest]), newest)
     agent = opened()
     found = agent._store.verify()
     assert found.checked["lost_values"] == 1
@@ -400,7 +391,7 @@ def test_other_values_are_damage(opened, store_path):
     bodies = {one.i: one.body for one in line(agent._store)}
     agent._store.close()
     newest = max(bodies)
-    other = proof(bodies[newest]) + b"\xa5never"
+    other = body_proof(bodies[newest]) + b"\xa5never"
     assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", other, newest)
     with holdfast.open(store_path) as store:
         assert not store.verify().ok
@@ -504,9 +495,9 @@ def test_a_copy_that_has_the_values_and_one_that_has_not_stay_one_line(opened, t
 
 def test_whoever_sends_a_line_cannot_change_what_its_records_say():
     """A record without values has the digest of the whole one, and no other words have."""
-    whole = joined(b"\x81\xa1t\xa3end", b"value")
-    assert body_digest(proof(whole)) == body_digest(whole)
-    others = [joined(b"\x81\xa1t\xa3run", b"value"), joined(b"\x81\xa1t\xa3end", b"other"), b"\x81\xa1t\xa3end"]
+    whole = join_body(b"\x81\xa1t\xa3end", b"value")
+    assert body_digest(body_proof(whole)) == body_digest(whole)
+    others = [join_body(b"\x81\xa1t\xa3run", b"value"), join_body(b"\x81\xa1t\xa3end", b"other"), b"\x81\xa1t\xa3end"]
     assert body_digest(whole) not in map(body_digest, others)
 
 
@@ -543,38 +534,18 @@ def test_what_was_stopped_half_way_is_done_by_the_next(opened, monkeypatch):
     assert len(DONE) == 6
 
 
-CHILD = """
-import os, signal, sys
-import holdfast
-from holdfast import Policy
-from holdfast.agent import letting, retention
-
-letting.AT_ONCE = 1
-left = [int(sys.argv[2])]
-strip = letting._strip
-
-def dying(change, some):
-    strip(change, some)
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    left[0] -= 1
-
-letting._strip = dying
-holdfast.open(sys.argv[1]).retain(Policy(last=1, runs=1))
-"""
-
-
 @pytest.mark.parametrize("after", [0, 3])
-def test_killed_in_the_middle_of_it_nothing_is_lost(opened, store_path, after):
+def test_killed_in_the_middle_of_it_nothing_is_lost(opened, store_path, monkeypatch, after):
     agent = opened()
     go(agent, "Lisbon", "Porto", "Faro")
     agent._store.close()
-    died = subprocess.run([sys.executable, "-c", CHILD, str(store_path), str(after)], check=False)
-    assert died.returncode == -9
+    monkeypatch.setattr(letting, "AT_ONCE", 1)
+    policy = Policy(last=1, runs=1)
+    assert dies(lambda: holdfast.open(store_path).retain(policy), 2 * (after + 1), (letting, "_strip"))
     agent = opened()
     assert agent._store.verify().ok
     assert len(gone(agent._store)) == after
-    assert agent._store.retain(Policy(last=1, runs=1)).values > 0
+    assert agent._store.retain(policy).values > 0
     assert agent._store.verify().ok
     assert go(agent, "Faro") == ["booked Faro!"]
     with pytest.raises(ResultForgotten):
@@ -587,7 +558,7 @@ def test_another_process_that_has_the_agent_open_goes_on(opened, store_path):
     agent = opened()
     go(agent, "Lisbon", "Porto")
     code = "import sys, holdfast; print(holdfast.open(sys.argv[1]).retain(holdfast.Policy(last=1, runs=0)).values)"
-    said = subprocess.run([sys.executable, "-c", code, str(store_path)], check=True, capture_output=True, text=True)
+    said = warm.run([sys.executable, "-c", code, store_path], check=True, capture_output=True, text=True)
     assert int(said.stdout) > 0
     assert go(agent, "Faro") == ["booked Faro!"]
     with pytest.raises(HoldfastError):
@@ -615,7 +586,7 @@ def test_a_result_that_is_lost_can_be_told_by_a_person(opened, store_path):
         go(agent, "Lisbon", how="waits")
     (done,) = [one for one in line(agent._store) if b"booked Lisbon" in one.body and values_bytes(one.body)]
     agent._store.close()
-    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", proof(done.body), done.i)
+    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", body_proof(done.body), done.i)
     agent = opened()
     with pytest.raises(ResultLost):
         go(agent, "Lisbon", how="waits")

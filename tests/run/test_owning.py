@@ -9,10 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
+from tests.run.bench import Crash
 
 
 class Outside:
@@ -121,15 +118,6 @@ def test_unsaved_changes_stop_the_resumption_and_stay(opened, outside, stop):
     assert agent.resume(run.id) in {"yes", "a"}
     assert [info.status for info in agent.runs()] == ["finished"]
     assert outside.done in ([], ["a"])
-
-
-def test_what_the_stopped_run_left_behind_is_no_unsaved_change(opened, outside):
-    agent = opened()
-    interrupt(agent, outside)
-    assert agent.dirty
-    assert agent.run(outside.trip, "a") == "a"
-    assert agent.state == {"done": ["a"]}
-    assert outside.done == ["a"]
 
 
 # -- what is allowed --------------------------------------------------------------------------------------------
@@ -431,20 +419,6 @@ def test_a_cancelled_id_is_begun_again_only_when_told_so(opened, outside):
     assert len({effect.key for effect in opened().effects()} | {key}) == 2
 
 
-def test_a_rolled_back_id_is_begun_again_only_when_told_so(opened, outside):
-    agent = opened()
-    agent.checkpoint("before")
-    named = outside.trip.options(id="7")
-    agent.run(named, "a")
-    agent.rollback("before", accept=["book"])
-    for _ in range(2):
-        with pytest.raises(errors.RunEnded, match="rolled back"):
-            agent.run(named, "a")
-        agent = opened()
-    assert agent.run(named.options(again=True), "a") == "a"
-    assert opened().run(named, "a") == "a"
-
-
 def test_a_run_with_an_effect_in_doubt_is_not_cancelled(opened, outside):
     @holdfast.tool
     def pay(amount):
@@ -569,16 +543,6 @@ def test_a_named_run_says_what_it_is_when_it_is_run_with_other_arguments(opened,
     assert (caught.value.run, caught.value.status) == ("7", "failed")
     assert "change=True" in caught.value.hint
     assert agent.resume("7") == "a"
-
-
-def test_an_agent_without_runs_reads_no_records_for_a_checkpoint(opened, monkeypatch):
-    from holdfast.run.line import Line
-
-    agent = opened()
-    monkeypatch.setattr(Line, "_decoded", None)
-    for number in range(3):
-        agent.state["n"] = number
-        agent.checkpoint()
 
 
 # -- other agents ------------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 
 import pytest
 
 import holdfast
+from tests import warm
 
 TEXT = "You are a travel agent who never books without asking. "
 
@@ -21,7 +22,8 @@ def llm(messages, model="small"):
 def hold_on(store_path):
     def run(*words):
         command = [sys.executable, "-m", "holdfast", *words, "--store", str(store_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "200"}).stdout
+        environment = {**os.environ, "COLUMNS": "200"}
+        return warm.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
     return run
 

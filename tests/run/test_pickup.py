@@ -16,8 +16,7 @@ from tests.run import working
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
+def store(tmp_path, outside):
     with holdfast.open(tmp_path / "store") as store:
         yield store
 
@@ -123,19 +122,20 @@ def test_whoever_has_the_agent_open_is_not_passed_over(store):
     assert [line[1] for line in working.done()] == ["x-a", "x-b"]
 
 
-def test_one_of_many_who_pick_up_gets_a_run(store):
-    jobs = [store.submit(working.job, str(n)) for n in range(30)]
-    workers = [store.worker(concurrency=8) for _ in range(4)]
-    threads = [threading.Thread(target=one.run, kwargs={"drain": True}) for one in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    while any(one.status != "finished" for one in jobs):  # some sleep
-        store.worker().run(drain=True)
-    assert [one.result(5) for one in jobs] == [[f"{n}-a", f"{n}-b"] for n in range(30)]
-    assert sorted(line[1] for line in working.done()) == sorted(f"{n}-{part}" for n in range(30) for part in "ab")
-    assert store.verify().ok
+def test_one_of_many_who_pick_up_gets_a_run(place, outside):
+    with holdfast.open(place) as store:
+        jobs = [store.submit(working.job, str(n)) for n in range(30)]
+        workers = [store.worker(concurrency=8) for _ in range(4)]
+        threads = [threading.Thread(target=one.run, kwargs={"drain": True}) for one in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        while any(one.status != "finished" for one in jobs):  # some sleep
+            store.worker().run(drain=True)
+        assert [one.result(5) for one in jobs] == [[f"{n}-a", f"{n}-b"] for n in range(30)]
+        assert outside() == {f"{n}-{part}": 1 for n in range(30) for part in "ab"}
+        assert store.verify().ok
 
 
 def test_an_outcome_that_was_given_out_is_in_the_store(store):

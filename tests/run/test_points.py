@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import holdfast
 from holdfast import When, errors
 from holdfast.agent import points
 from tests import warm
+from tests.lives import killed
 
 
 @pytest.fixture
@@ -317,6 +320,75 @@ def test_another_task_or_thread_saves_nothing_in_the_middle_either(store):
         agent.state["second"] = 2
     assert steps == [None] * 4
     assert {one.state["first"] == one.state["second"] for one in agent.log()} == {True}
+
+
+def test_no_task_is_saved_by_another_between_its_write_and_its_own_safe_point(store_path):
+    """Killed there, it would find its write known and its state without it, and write again."""
+    made = []
+
+    @holdfast.tool
+    def book(flight):
+        made.append(flight)
+        return flight
+
+    async def traveller(agent, written, goes_on):
+        answer = await book.acall("TP539")
+        written.set()
+        await goes_on.wait()
+        agent.state["booking"] = answer
+        await agent.astep()
+
+    async def other(agent, written, goes_on, dies):
+        await written.wait()
+        for n in range(3):
+            agent.state["n"] = n
+            await agent.astep()
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        goes_on.set()
+
+    async def life(agent, *, dies):
+        written, goes_on = asyncio.Event(), asyncio.Event()
+        async with agent:
+            await asyncio.gather(traveller(agent, written, goes_on), other(agent, written, goes_on, dies))
+
+    def live(*, dies):
+        with holdfast.open(store_path) as store:
+            agent = store.agent("trip-7", when=When(every_steps=1))
+            asyncio.run(life(agent, dies=dies))
+            assert agent.at().state == {"n": 2, "booking": "TP539"}
+
+    killed(lambda: live(dies=True))
+    live(dies=False)
+    assert made == []  # the write of the process that died answers
+
+
+def test_no_thread_is_saved_by_another_between_its_write_and_its_own_safe_point(store):
+    agent = store.agent("trip-7", when=When(every_steps=1))
+    written, saved = threading.Event(), threading.Event()
+
+    @holdfast.tool
+    def book():
+        return "TP539"
+
+    def traveller():
+        with agent:
+            answer = book()
+            written.set()
+            saved.wait(60)
+            agent.state["booking"] = answer
+            agent.step()
+
+    agent.state["n"] = 1
+    thread = threading.Thread(target=traveller)
+    thread.start()
+    written.wait(60)
+    assert agent.step() is None
+    saved.set()
+    thread.join()
+    assert agent.head.state == {"n": 1, "booking": "TP539"}
+    agent.state["n"] = 2
+    assert agent.step() is not None
 
 
 def test_after_an_exception_in_an_atomic_block_nothing_is_saved_until_the_state_is_meant_again(store, caplog):

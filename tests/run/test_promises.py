@@ -13,12 +13,9 @@ import holdfast
 from holdfast import errors
 from holdfast.codec.blocks import DIGEST_BYTES
 from holdfast.run.arguments import fetch
+from tests.run.bench import Crash
 
 KEY = "sk-0123456789abcdef"
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 def stored(agent, path):
@@ -118,7 +115,8 @@ def test_two_tools_of_one_name_are_refused_before_the_first_of_them_is_called(op
             work(agent)
 
 
-def test_a_plain_loop_refuses_two_tools_of_one_name_too(opened):
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_second_tool_of_one_name_that_comes_later_is_refused_too(opened, durable):
     calls = []
 
     def make_one():
@@ -135,10 +133,16 @@ def test_a_plain_loop_refuses_two_tools_of_one_name_too(opened):
 
         return two
 
-    with opened():
+    def work(agent):
         make_one()()
         with pytest.raises(errors.BadName, match="two tools"):
             make_two()()
+
+    if durable:
+        opened().run(work)
+    else:
+        with opened() as agent:
+            work(agent)
     assert calls == [1]
 
 
@@ -409,89 +413,3 @@ def test_a_secret_does_not_come_back_with_a_rollback_a_branch_or_a_restart(opene
 
 
 # -- what restarts share and branches do not ------------------------------------------------------------------------
-
-
-def test_a_breaker_and_the_mode_that_it_set_are_there_after_a_restart(opened):
-    calls = []
-
-    @holdfast.tool(effect="read", breaker=holdfast.Breaker(failures=2, mode="degraded"))
-    def look():
-        calls.append(1)
-        raise OSError
-
-    def use(expected):
-        with opened() as agent:
-            agent.declare_modes("normal", "degraded")
-            with pytest.raises(expected):
-                look()
-            return agent.mode
-
-    assert use(errors.ToolFailed) == "normal"
-    assert use(errors.ToolFailed) == "degraded"
-    assert use(errors.BreakerOpen) == "degraded"
-    assert len(calls) == 2
-    agent = opened()
-    agent.declare_modes("normal", "degraded")
-    agent.mode = "normal"
-    agent = opened()
-    assert agent.mode == "normal"
-    named = [
-        (record.what, record.name) for _, record in agent._host.ledger.records() if type(record).__name__ == "Note"
-    ]
-    assert ("breaker", "look") in named
-    assert ("mode", "agent") in named
-
-
-def test_a_branch_opens_a_resource_of_its_own_and_says_so(opened, caplog):
-    made = []
-
-    def handle(agent, **options):
-        def open_session(description):
-            made.append(description)
-            return {"session": description or f"s{len(made)}"}
-
-        return agent.resource("db", open=open_session, describe=lambda one: one["session"], **options)
-
-    agent = opened()
-    mine = handle(agent)
-    assert made == []
-    assert mine.handle == {"session": "s1"}
-    agent.checkpoint("open")
-    branch, fork = agent.branch("try-b"), agent.branch("try-c")
-    assert handle(branch).handle == {"session": "s2"}
-    assert "another branch" in caplog.text
-    assert handle(fork, fork=lambda old: f"copy of {old}").handle == {"session": "copy of s1"}
-    assert handle(opened()).handle == {"session": "s1"}
-
-
-def test_a_branch_of_a_real_agent_draws_the_numbers_that_come_next(opened):
-    import random
-
-    agent = opened()
-    dice = agent.generator("dice", random.Random(7))
-    dice.random()
-    agent.checkpoint("thrown")
-    branch = agent.branch("try-b")
-    theirs = branch.generator("dice", random.Random(7))
-    assert theirs.random() == dice.random()
-
-
-def test_progress_is_found_again_by_the_next_process(opened):
-    seen = []
-
-    @holdfast.tool(effect="idempotent")
-    def copy(pages):
-        done = holdfast.effect().last_progress or 0
-        seen.append(done)
-        for page in range(done, pages):
-            holdfast.effect().progress(page + 1)
-            if page == 2 and len(seen) == 1:
-                raise Crash
-        return pages
-
-    def work(agent):
-        return copy(5)
-
-    interrupted(opened, work)
-    assert opened().run(work) == 5
-    assert seen == [0, 3]

@@ -6,8 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,14 +15,10 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.run import queues
-from tests import warm
+from tests.lives import worker
 from tests.run import working
 
-
-@pytest.fixture(autouse=True)
-def outside(tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
-    monkeypatch.setenv("OUTSIDE", str(tmp_path / "outside"))
+pytestmark = pytest.mark.usefixtures("outside")
 
 
 @pytest.fixture
@@ -202,8 +196,7 @@ def test_a_full_queue_keeps_no_other_run_from_beginning(place, declared):
 def test_a_claim_whose_holder_is_gone_does_not_count(place):
     with holdfast.open(place) as store:
         killed, other = store.submit(working.once_deadly, "x"), store.submit(working.once_deadly, "y")
-        words = ["-m", "holdfast", "--store", place, "worker", working.__file__, "--no-dumps", "--drain"]
-        assert warm.Popen([sys.executable, *words], stdout=subprocess.DEVNULL).wait() == -signal.SIGKILL
+        assert worker(place, working.__file__, "--drain").wait() == -signal.SIGKILL
         working.freed(store)
         assert (killed.status, other.status) == ("interrupted", "queued")
         assert len(store._db.view.rows("claim")) == 1
@@ -508,20 +501,16 @@ def test_inside_its_own_run_a_turn_never_comes_and_that_is_said_at_once(tmp_path
 def test_workers_that_are_killed_exceed_no_limit_and_do_everything_once(place, rounds):
     count, chance = rounds(40, 300), random.Random(int(os.environ.get("SEED", "1")))
 
-    def worker():
-        words = ["-m", "holdfast", "--store", place, "worker", working.__file__, "--no-dumps", "--json"]
-        return warm.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
     with holdfast.open(place) as store:
         jobs = [store.submit(working.mail, str(number)) for number in range(count)]
-        workers = [worker() for _ in range(2)]
+        workers = [worker(place, working.__file__) for _ in range(2)]
         end_s = time.monotonic() + 240
         while any(one.status != "finished" for one in jobs) and time.monotonic() < end_s:
             time.sleep(chance.uniform(0.4, 1.2))
             victim = chance.randrange(2)
             workers[victim].send_signal(signal.SIGKILL)
             workers[victim].wait()
-            workers[victim] = worker()
+            workers[victim] = worker(place, working.__file__)
         for one in workers:
             one.kill()
             one.wait()

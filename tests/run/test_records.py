@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from holdfast.codec.values import encode
 from holdfast.errors import CorruptValue, HoldfastError
 from holdfast.run import records as rec
-from holdfast.store.catalog import BEGINNING
 from holdfast.store.changes import NewRecord, chained
+from holdfast.store.rows import BEGINNING
 
 values = st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=32, max_size=32).map(lambda digest: [digest]))
 texts = st.text(st.characters(codec=None), max_size=8)

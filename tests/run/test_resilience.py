@@ -12,7 +12,6 @@ import holdfast
 from holdfast import errors
 from holdfast.run.durables import durable
 from holdfast.run.effects import Absent, Found
-from holdfast.run.past import Past
 from holdfast.run.resilience import BACKOFF_MAX_S, Breaker, backoff_s, notes_of
 from holdfast.run.tools import tool
 from tests.run.bench import Crash
@@ -27,10 +26,6 @@ def clock():
 @pytest.fixture
 def bench(clock):
     return timed(clock)
-
-
-def breaker_of(bench, name):
-    return Past(bench.ledger.records()).notes.get(("breaker", name))
 
 
 def state_of(bench, name):
@@ -79,20 +74,6 @@ def test_an_answer_is_not_retried(bench):
         with pytest.raises(Declined):
             bench.run(lambda agent: pay())
     assert len(tried) == 3
-
-
-def test_an_idempotent_call_is_retried_with_its_key(bench):
-    keys = []
-
-    @tool(effect="idempotent", retries=2)
-    def put():
-        keys.append(holdfast.effect().key)
-        if len(keys) < 3:
-            raise OSError
-        return len(keys)
-
-    assert bench.run(lambda agent: put()) == 3
-    assert len(set(keys)) == 1
 
 
 def test_a_timed_out_async_write_goes_through_its_probe(bench):
@@ -463,24 +444,6 @@ def test_a_fallback_that_fails_is_the_failure(bench):
     with pytest.raises(errors.ToolFailed) as caught:
         bench.run(lambda agent: look())
     assert caught.value.error_type == "LookupError"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"effect": "local", "retries": 1},
-        {"effect": "local", "breaker": 3},
-        {"effect": "local", "fallback": print},
-        {"checkpoint": "sometimes"},
-        {"breaker": 0},
-        {"retries": -1},
-    ],
-)
-def test_what_cannot_be_done_is_refused_where_it_is_declared(options):
-    with pytest.raises(errors.BadOption):
-
-        @tool(**options)
-        def act(): ...
 
 
 def test_a_plain_tool_cannot_have_an_async_fallback_nor_a_plain_stream_a_timeout():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from tests import warm
 
 
 @dataclasses.dataclass
@@ -192,7 +193,8 @@ def test_the_command_line_shows_what_was_kept_and_settles_it(store_path):
 
     def hold(*words):
         command = [sys.executable, "-m", "holdfast", *words, "--store", str(store_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "200"}).stdout
+        environment = {**os.environ, "COLUMNS": "200"}
+        return warm.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
     shown = hold("effects", "trip-7")
     assert "Ticket(number=7, seat='1A')" in shown

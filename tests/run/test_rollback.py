@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import re
+import shutil
 from ast import literal_eval
 
 import pytest
@@ -14,68 +16,8 @@ import holdfast
 from holdfast import errors
 from holdfast.run import records as rec
 from holdfast.run.effects import Absent, Found, Unknown
-from holdfast.run.resilience import Clock
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
-
-
-class Quick(Clock):
-    """A clock that only counts how long it would have slept."""
-
-    def __init__(self):
-        self.slept = []
-
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-
-    async def asleep(self, seconds):
-        self.slept.append(seconds)
-
-
-class World:
-    """The outside: what was really done and undone, and what goes wrong."""
-
-    def __init__(self):
-        self.calls = []
-        self.keys = []
-        self.undoing_fails = 0
-        self.crash_in = None
-
-    def standing(self):
-        done = [what for kind, what in self.calls if kind == "book"]
-        for kind, what in self.calls:
-            if kind == "cancel":
-                done.remove(what)
-        return done
-
-
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def book(world):
-    def cancel(effect):
-        world.keys.append(holdfast.effect().key)
-        if world.crash_in == effect.args["what"]:
-            world.crash_in = None
-            raise Crash
-        if world.undoing_fails:
-            world.undoing_fails -= 1
-            raise ConnectionError("no route")
-        assert effect.result == {"booking": effect.args["what"]}
-        world.calls.append(("cancel", effect.args["what"]))
-
-    @holdfast.tool(compensate=cancel)
-    def book(what):
-        world.calls.append(("book", what))
-        world.keys.append(holdfast.effect().key)
-        return {"booking": what}
-
-    return book
+from tests.lives import CHANGES, dies, point
+from tests.run.bench import Crash, Quick
 
 
 @pytest.fixture
@@ -102,7 +44,7 @@ def trip(book, *more):
         agent.checkpoint("start")
         agent.state["done"] = []
         for what in ("flight", "hotel", "car", *more):
-            agent.state["done"].append(book(what)["booking"])
+            agent.state["done"].append(book(what))
             agent.checkpoint(what)
 
     return trip
@@ -122,7 +64,7 @@ def test_effects_are_undone_newest_first_and_the_state_goes_back(opened, world, 
     assert [checkpoint.label for checkpoint in plan.abandons] == ["car", "hotel"]
     assert plan.apply().label == "flight"
     assert agent.state == {"done": ["flight"]}
-    assert world.standing() == ["flight"]
+    assert world.stands == ["flight"]
     assert world.calls[-2:] == [("cancel", "car"), ("cancel", "hotel")]
     undoing = [intent for intent in records(agent, rec.Intent) if intent.undoes]
     numbers = dict(agent._host.ledger.records())
@@ -141,7 +83,7 @@ def test_a_run_that_began_before_the_target_goes_on_from_there_with_new_keys(ope
     agent.rollback("flight")
     assert [run.status for run in agent.runs()] == ["rolled back"]
     opened().run(function)
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
     assert world.calls.count(("book", "flight")) == 1
     assert len(set(world.keys)) == len(world.keys)
     agent = opened()
@@ -156,12 +98,12 @@ def test_a_run_that_began_after_the_target_is_rolled_back_and_stays_listed(opene
     agent.rollback("before")
     assert [(run.id, run.status, run.ended is None) for run in agent.runs()] == [("r", "rolled back", False)]
     assert agent.state == {"x": 1}
-    assert world.standing() == []
+    assert world.stands == []
     store = agent._store
     assert store.due() == []
     assert [run for run in store.runs() if run.status in {"running", "interrupted", "waiting"}] == []
     agent.run(trip(book))
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
     assert [run.status for run in agent.runs()] == ["rolled back", "finished"]
 
 
@@ -212,7 +154,7 @@ def test_a_run_that_had_not_finished_is_rolled_back_too_and_resumes_from_there_w
     assert agent._store.due() == []
     with pytest.raises(errors.Waiting):
         agent.run(work.options(wait=False))
-    assert world.standing() == ["hotel"]
+    assert world.stands == ["hotel"]
     assert [run.status for run in agent.runs()] == ["waiting"]
 
 
@@ -263,17 +205,6 @@ def test_a_plan_says_what_it_will_do_in_text_and_json(opened, book):
     assert data["diff"]["changes"]
     readonly = agent._store.agent("trip-7", readonly=True).plan_rollback("before")
     assert len(readonly.undo) == 3
-
-
-def test_a_rollback_without_effects_writes_no_record(opened):
-    agent = opened()
-    agent.state["x"] = 1
-    agent.checkpoint("one")
-    agent.state["x"] = 2
-    agent.checkpoint("two")
-    assert agent.rollback("one").label == "one"
-    assert agent.state == {"x": 1}
-    assert agent._host.ledger.count == 0
 
 
 def test_unsaved_changes_are_saved_before_a_rollback(opened, book):
@@ -384,14 +315,14 @@ def test_what_cannot_be_undone_stops_it_before_anything_is_undone_unless_accepte
         agent.rollback("start")
     assert [effect.tool for effect in caught.value.blocked] == ["mail"]
     assert "cannot undo it" in str(caught.value)
-    assert world.standing() == ["flight", "hotel"]
+    assert world.stands == ["flight", "hotel"]
     assert agent.head.id == head
     with pytest.raises(errors.BadOption, match="mial"):
         agent.rollback("start", accept=["mial"])
     plan = agent.plan_rollback("start", accept=["mail"])
     assert [one.effect.tool for one in plan.accepted] == ["mail"]
     plan.apply()
-    assert world.standing() == []
+    assert world.stands == []
     assert agent.head.label == "start"
 
 
@@ -401,24 +332,7 @@ def test_a_single_effect_is_accepted_by_its_id_even_where_it_could_be_undone(ope
     plan = agent.plan_rollback("start")
     hotel = plan.undo[1].effect.id
     agent.rollback("start", accept=[hotel])
-    assert world.standing() == ["hotel"]
-
-
-def test_a_tool_that_is_not_loaded_stands_in_the_way(opened, book):
-    agent = opened()
-    agent.checkpoint("start")
-
-    def once():
-        @holdfast.tool(name="gone", compensate=print)
-        def gone():
-            return 1
-
-        with agent:
-            gone()
-
-    once()
-    with pytest.raises(errors.RollbackBlocked, match="gone is not loaded"):
-        opened().rollback("start")
+    assert world.stands == ["hotel"]
 
 
 @pytest.mark.parametrize(
@@ -478,7 +392,7 @@ def test_the_state_of_a_target_that_counts_on_what_was_undone_is_not_gone_to_qui
     assert agent.state == {"done": ["flight"]}
     agent.rollback(car, accept=["book"])
     assert agent.state == {"done": ["flight", "hotel", "car"]}
-    assert world.standing() == ["flight"]
+    assert world.stands == ["flight"]
 
 
 def test_a_branch_does_not_undo_what_another_made_and_a_plan_says_who_else_knows_an_effect(opened, world, book):
@@ -494,10 +408,10 @@ def test_a_branch_does_not_undo_what_another_made_and_a_plan_says_who_else_knows
         book("boat")
     other = agent._store.agent("trip-7", branch="try-b")
     other.rollback(other.head)
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
     other.rollback("start", accept=["book"])
     assert other.state == {}
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
 
 
 def test_a_checkpoint_of_another_branch_whose_effects_are_not_known_here_is_refused(opened, world, book):
@@ -512,7 +426,7 @@ def test_a_checkpoint_of_another_branch_whose_effects_are_not_known_here_is_refu
     assert other.rollback(free).label == "free"
     other.run(trip(book, "boat"))
     other.rollback(free)
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
 
 
 # -- compensation that fails ----------------------------------------------------------------------------------
@@ -523,7 +437,7 @@ def test_a_compensation_is_tried_again_with_growing_pauses(opened, world, book):
     agent.run(trip(book))
     world.undoing_fails = 3
     agent.rollback("start")
-    assert world.standing() == []
+    assert world.stands == []
     pauses = agent._host.clock.slept
     assert len(pauses) == 3
     assert pauses == sorted(pauses)
@@ -539,7 +453,7 @@ def test_when_it_fails_for_good_a_person_is_needed_and_nothing_is_skipped(opened
     with pytest.raises(errors.RollbackBlocked, match="no route") as caught:
         agent.rollback("flight")
     assert [effect.args["what"] for effect in caught.value.remaining] == ["car", "hotel"]
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
     assert agent.head.id == head
     (info,) = [run for run in agent.runs() if run.kind == "rollback"]
     assert info.status == "needs attention"
@@ -550,7 +464,7 @@ def test_when_it_fails_for_good_a_person_is_needed_and_nothing_is_skipped(opened
     assert again.head.id == head
     again = opened()
     again.run(function)
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
     assert [call for call in world.calls if call[0] == "cancel"] == [("cancel", "car"), ("cancel", "hotel")]
 
 
@@ -573,7 +487,7 @@ def test_what_was_undone_before_the_failure_is_not_undone_again(opened, world, b
     assert [one.effect.args["what"] for one in plan.undone] == ["car"]
     assert plan.undo[0].why == "undoing it has failed before"
     agent.rollback("start", accept=["book"])  # that one is left standing, the others are undone
-    assert world.standing() == ["hotel"]
+    assert world.stands == ["hotel"]
     assert [call for call in world.calls if call[0] == "cancel"] == [("cancel", "car"), ("cancel", "flight")]
     assert agent.head.label == "start"
 
@@ -591,11 +505,11 @@ def test_a_rollback_that_was_interrupted_is_finished_before_anything_else(opened
     with agent:
         assert agent.head.label == "start"
         assert agent.state == {}
-    assert world.standing() == []
+    assert world.stands == []
     assert len([call for call in world.calls if call[0] == "cancel"]) == 3
     agent = opened()
     agent.run(function)
-    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.stands == ["flight", "hotel", "car"]
     assert agent._store.verify().ok
 
 
@@ -610,7 +524,7 @@ def test_an_interrupted_rollback_can_be_made_to_go_further_back_but_not_to_what_
         agent.rollback("flight")
     agent = opened()
     agent.rollback("start")
-    assert world.standing() == []
+    assert world.stands == []
     assert agent.head.label == "start"
     assert not [run for run in agent.runs() if run.kind == "rollback"]
 
@@ -638,10 +552,10 @@ def test_a_rollback_inside_a_run_ends_that_execution(opened, world, book):
         agent.run(work)
     assert tries == [1]
     assert [effect.tool for effect in caught.value.undone] == ["book"]
-    assert world.standing() == []
+    assert world.stands == []
     assert [run.status for run in agent.runs()] == ["rolled back"]
     assert agent.run(work) == 2
-    assert world.standing() == ["flight"]
+    assert world.stands == ["flight"]
     assert agent._store.verify().ok
 
 
@@ -689,7 +603,7 @@ def test_the_hook_is_told_what_failed_and_what_was_undone_and_chooses_another_wa
     assert world.calls == [("book", "hotel"), ("cancel", "hotel"), ("book", "hotel")]
     with pytest.raises(errors.ToolFailed, match="no seat"):
         agent.run(by_train.options(replan=lambda setback: None), "full")
-    assert world.standing() == ["hotel"]
+    assert world.stands == ["hotel"]
 
 
 @pytest.mark.parametrize("id", [None, "r"])
@@ -720,7 +634,7 @@ def test_a_run_that_was_taken_back_for_a_hook_is_tried_again_after_a_crash(opene
     assert run == (id or run)
     assert error == "no"
     assert undone == ["hotel"]
-    assert world.standing() == ["hotel"]
+    assert world.stands == ["hotel"]
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["cannot be undone", "fails to be undone"])
@@ -812,7 +726,7 @@ def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(
             called()
     assert called() == ("bus to Porto" if plan == "second" else "train to Porto")
     assert told == [("first", 1), ("replan-second", 2)][: 1 if plan == "second" else 2]
-    assert world.standing() == ["bus" if plan == "second" else "train"]
+    assert world.stands == ["bus" if plan == "second" else "train"]
     if id is not None:
         assert called() == ("bus to Porto" if plan == "second" else "train to Porto")
     assert len(told) == (1 if plan == "second" else 2)
@@ -852,7 +766,7 @@ def test_a_run_for_which_nothing_else_was_chosen_was_rolled_back_and_is_tried_ag
         agent = opened()
     assert tries == [None, 1, 2]
     assert seen == [(LookupError, "no room", 1)] * 3
-    assert world.standing() == []
+    assert world.stands == []
     with pytest.raises(errors.RunEnded, match="rolled back"):  # and without a hook
         agent.run(work.options(id="r"), "Faro")
     assert agent._store.verify().ok
@@ -872,7 +786,7 @@ def test_a_hook_is_not_asked_about_a_run_that_was_not_executed(opened, world, bo
     with pytest.raises(errors.BadOption):
         agent.run(work.options(id="", replan=asked.append), False)
     assert asked == []
-    assert world.standing() == ["hotel"]
+    assert world.stands == ["hotel"]
 
 
 # -- what else begins meanwhile -------------------------------------------------------------------------------
@@ -957,21 +871,73 @@ def test_an_async_run_rolls_itself_back(opened):
     assert undone == [{"what": 0}, {"what": 1}]
 
 
-def test_a_rollback_reads_the_line_once_and_again_only_when_something_happened_since(opened, world, book, monkeypatch):
-    from holdfast.run import planning
-
-    planned = []
-    made = planning.Standing
-    monkeypatch.setattr(planning, "Standing", lambda records: planned.append(1) or made(records))
+def test_a_plan_is_not_followed_when_something_has_happened_since(opened, world, book):
     agent = opened()
     agent.run(trip(book))
-    plan = agent.plan_rollback("hotel")
-    plan.apply()
-    assert len(planned) == 1
-    agent = opened()
     stale = agent.plan_rollback("flight")
     with agent:
         book("bus")
         with pytest.raises(errors.BadOption, match="since the plan was made, this has happened: book"):
             stale.apply()
-    assert "bus" in world.standing()
+    assert "bus" in world.stands
+
+
+# -- killed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_rollback_is_finished_by_the_next_process_and_undoes_everything_once(tmp_path, rounds):
+    ready, here = tmp_path / "ready", tmp_path / "store"
+    outside, there = tmp_path / "outside", tmp_path / "world"  # one line for everything that was done
+
+    def tell(*words):
+        point()
+        with (there if there.exists() else outside).open("a") as file:
+            file.write(" ".join(words) + "\n")
+        point()
+
+    def told(path):
+        return [tuple(line.split()) for line in path.read_text().splitlines()]
+
+    def cancel(effect):
+        tell("cancel", effect.args["what"], holdfast.effect().key)
+
+    @holdfast.tool(name="undoing.book", compensate=cancel)
+    def book(what):
+        tell("book", what, holdfast.effect().key)
+
+    @holdfast.durable
+    def travel(agent):
+        agent.checkpoint("start")
+        for what in ("flight", "hotel", "car"):
+            agent.state[what] = book(what)
+            agent.checkpoint(what)
+        agent.spawn(holdfast.durable(name="pack")(lambda agent: book("bags")), "helper").join()
+
+    with holdfast.open(ready) as store:
+        store.agent("trip-7").run(travel)
+    done = told(outside)
+    for at in itertools.count(1, rounds(2, 1)):
+        shutil.copytree(ready, here)
+        shutil.copy(outside, there)
+        died = dies(lambda: holdfast.open(here).agent("trip-7").rollback("start"), at, *CHANGES)
+        with holdfast.open(here) as store:
+            agent = store.agent("trip-7")
+            with agent:  # what was begun is finished first
+                begun = agent.head.label == "start"
+            agent = store.agent("trip-7")
+            if not begun:  # it was killed before it had said what it was about to do
+                assert agent.head.label != "start"
+                assert told(there) == done
+                agent.rollback("start")
+            assert agent.state == {}
+            assert {run.status for run in store.agent("trip-7/helper").runs()} == {"rolled back"}
+            assert store.verify().ok
+        undone = [line for line in told(there) if line[0] == "cancel"]
+        # A compensation that was cut off is called again, with the same key: what honours keys sees it once.
+        assert len(undone) - len(set(undone)) <= 1
+        assert [what for _, what, _ in dict.fromkeys(undone)] == ["bags", "car", "hotel", "flight"]
+        shutil.rmtree(here)
+        if not died:
+            break
+    assert at > 20

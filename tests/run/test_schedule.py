@@ -21,6 +21,7 @@ from holdfast.run.durables import DURABLES
 from tests import warm
 from tests.conftest import SOAK
 from tests.limits import limits
+from tests.lives import worker
 from tests.run import working
 
 US = 1_000_000
@@ -96,7 +97,7 @@ def some(chosen: random.Random, most: int, often: int) -> tuple[str, set[int]]:
 def test_times_are_those_of_the_clock_on_the_wall_each_once(zone):
     chosen = random.Random(zone)
     for day in PLACES[zone]:
-        for _ in range(50 if SOAK else 3):
+        for _ in range(50 if SOAK else 1):
             (minute, minutes), (hour, hours), (week, days) = (
                 some(chosen, *limits) for limits in ((59, 59), (23, 3), (7, 7))
             )
@@ -514,10 +515,10 @@ def world(place, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "told").touch()
     holdfast.open(place).close()
-    return World(place, tmp_path)
+    return Workers(place, tmp_path)
 
 
-class World:
+class Workers:
     def __init__(self, place, path):
         self.place, self.path = place, path
 
@@ -529,19 +530,7 @@ class World:
     def worker(self, die: int = 0):
         """Works until there is nothing to do; at its ``die``-th point it is killed."""
         environment = {**os.environ, "HERE": str(self.path), "DIE": str(die)}
-        words = [
-            "-m",
-            "holdfast",
-            "--store",
-            self.place,
-            "worker",
-            str(self.path / "program.py"),
-            "--no-dumps",
-            "--drain",
-        ]
-        return warm.Popen(
-            [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        )
+        return worker(self.place, self.path / "program.py", "--drain", env=environment)
 
     def told(self) -> list[str]:
         return (self.path / "told").read_text().split()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-import signal
-import sys
 from dataclasses import dataclass
 
 import pytest
 
 import holdfast
 from holdfast import errors
-from tests import warm
-from tests.run import waiting_child as program
+from tests.lives import CHANGES, dies, point
 
 
 @holdfast.register(name="signals.Trip")
@@ -62,6 +60,8 @@ def test_nobody_gets_a_signal_that_is_sent_while_no_run_is_open_unless_it_is_for
         store.signal("trip", "approval")
     with pytest.raises(errors.BadOption, match="no run of"):
         store.signal("trip", "approval", run="nobody")
+    with pytest.raises(errors.UnknownRevision):
+        store.signal("trip", "approval", branch="nowhere")
     sent = store.signal("trip", "approval", "early", any_run=True)
     assert (sent.run, sent.status, sent.value, sent.waits_for) == ("", "pending", "early", ())
     assert agent.run(ask) == ["early"]
@@ -165,30 +165,44 @@ def test_a_wait_does_not_read_what_was_sent_to_other_runs(opened, monkeypatch):
     assert seen == []
 
 
+@holdfast.tool(name="signals.note", effect="idempotent")
+def note(value):
+    point()
+    return value
+
+
+@holdfast.durable(name="signals-work")
+def work(agent):
+    got = [note(agent.wait_for("go"))]
+    agent.state["got"] = list(got)
+    agent.checkpoint("first")
+    got.append(note(agent.wait_for("go")))
+    return [*got, list(got)]
+
+
+def resumed(path):
+    with holdfast.open(path) as store:
+        agent = store.agent("trip")
+        return agent.resume(agent.runs()[0].id)
+
+
 @pytest.mark.slow
-def test_a_signal_is_taken_once_wherever_the_process_is_killed(tmp_path):
-    ready = tmp_path / "ready"
+def test_a_signal_is_taken_once_wherever_the_process_is_killed(tmp_path, rounds):
+    ready, here = tmp_path / "ready", tmp_path / "store"
     with holdfast.open(ready) as store:
         with pytest.raises(holdfast.Waiting):
-            store.agent("trip").run(program.work.options(wait=False))
+            store.agent("trip").run(work.options(wait=False))
         for value in ("first", "second", "third"):
             store.signal("trip", "go", value)
-    for point in range(1, 100):
-        here = tmp_path / "store"
+    for at in itertools.count(1, rounds(2, 1)):
         shutil.copytree(ready, here)
-        ended = warm.run(
-            [sys.executable, "-m", "tests.run.waiting_child", str(here), str(point)],
-            check=False, capture_output=True, timeout=180,
-        )  # fmt: skip
-        assert ended.returncode in {0, -signal.SIGKILL}, ended.stderr.decode()
+        died = dies(lambda: resumed(here), at, *CHANGES)
+        if died:
+            assert resumed(here) == ["first", "second", ["first", "second"]]
         with holdfast.open(here) as store:
-            result = ["first", "second", ["first", "second"]]
-            if ended.returncode:
-                agent = store.agent("trip")
-                assert agent.resume(agent.runs()[0].id) == result
             assert [one.status for one in store.signals("trip")] == ["taken", "taken", "ended"]
             assert store.verify().ok
         shutil.rmtree(here)
-        if ended.returncode == 0:
+        if not died:
             break
-    assert point > 12
+    assert at > 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 import threading
@@ -19,14 +18,11 @@ from holdfast.run.past import Past
 from holdfast.run.scope import effect
 from holdfast.run.tools import tool
 from tests import warm
+from tests.lives import stop_at_rest
 from tests.run import stopping_child as program
-from tests.run.bench import Bench
+from tests.run.bench import Bench, Crash
 
 HANG_S = 180
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 @pytest.fixture
@@ -123,7 +119,7 @@ def test_a_request_outlives_the_process_that_it_was_for(tmp_path, monkeypatch):
     words = [sys.executable, "-m", "tests.run.stopping_child", *sys.argv[1:]]
     with warm.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)  # it sees nothing of what follows
+        stop_at_rest(process, tmp_path / "store")  # it sees nothing of what follows
         with holdfast.open(tmp_path / "store") as store:
             assert store.cancel("trip", "one").cancelled_by
         process.kill()
@@ -135,38 +131,6 @@ def test_a_request_outlives_the_process_that_it_was_for(tmp_path, monkeypatch):
         assert not store.due()
     assert (tmp_path / "notes").read_text().split() == ["began", "cleaned", "up"]
     assert program.work.durable.name == "stopping-work"
-
-
-def test_what_a_run_was_told_is_told_again_at_the_same_place(opened, calls, look, note):
-    began, crashes = threading.Event(), [True]
-
-    @holdfast.durable(name="work")
-    def work(agent):
-        try:
-            looping(look, began)
-        except errors.Cancelled as error:
-            agent.state["by"] = error.by
-            note("clean up")
-            if crashes.pop():
-                raise Crash from None
-            note("clean up more")
-            raise
-
-    agent = opened()
-    running = Meanwhile(agent, work)
-    assert began.wait(HANG_S)
-    run = agent._store.cancel("trip-7").id
-    assert isinstance(running.ended(), Crash)
-    crashes.append(False)
-    agent = opened()
-    with pytest.raises(errors.Cancelled) as caught:
-        agent.run(work)
-    assert calls == ["clean up", "clean up more"]
-    (info,) = agent.runs()
-    assert (info.id, info.status, info.error) == (run, "cancelled", f"Cancelled: {caught.value}")
-    assert [one.status for one in agent.effects() if one.tool == "stopping.read"][-1] == "stopped"
-    with pytest.raises(errors.RunEnded):
-        agent.run(work.options(id=run))
 
 
 def test_a_run_that_deals_with_it_goes_on_and_can_be_cancelled_again(opened, look):
@@ -406,30 +370,6 @@ def test_nobody_cancels_what_has_ended_or_never_was(opened):
         agent._store.signal("trip-7", records.STOP, any_run=True)
 
 
-def test_a_run_that_was_put_off_is_due_when_it_is_asked_to_stop(opened, calls, note):
-    @holdfast.durable(name="work")
-    def work(agent):
-        try:
-            agent.wait_for("go")
-        finally:
-            note("clean up")
-
-    agent = opened()
-    with pytest.raises(holdfast.Waiting) as caught:
-        agent.run(work.options(wait=False))
-    store = agent._store
-    assert not store.due()
-    ask(agent)
-    assert [one.id for one in store.due()] == [caught.value.run]
-    assert store.runs()[0].cancelled_by == "me"
-    assert store.verify().ok
-    agent.close()
-    store.worker().run(drain=True)
-    assert (calls, store.runs()[0].status) == (["clean up"], "cancelled")
-    assert not store.due()
-    assert store.verify().ok
-
-
 @pytest.fixture
 def tidy(note):
     @holdfast.durable(name="stopping-tidy")
@@ -480,19 +420,6 @@ def test_where_no_worker_comes_it_ends_when_the_time_is_over(opened, calls, tidy
     assert store.verify().ok
 
 
-def test_a_worker_that_came_after_the_request_lets_it_clean_up(opened, calls, tidy):
-    store, run = put_off(opened(), tidy)
-    calls.clear()
-    asked = []
-    cancelling = threading.Thread(target=lambda: asked.append(store.cancel("trip-7", run, wait_s=HANG_S)))
-    cancelling.start()
-    while not store.runs()[0].cancelled_by:
-        time.sleep(0.01)
-    store.worker().run(drain=True)
-    cancelling.join(HANG_S)
-    assert (asked[0].status, calls) == ("cancelled", ["clean up"])
-
-
 def test_nobody_waits_for_a_worker_that_leaves_the_run_alone(opened):
     @holdfast.durable(name="stopping-saves")
     def saves(agent):
@@ -529,34 +456,6 @@ def test_a_run_that_needs_attention_is_not_tried_again_and_again_because_it_was_
     agent.close()
     store.worker().run(drain=True)
     assert (store.runs()[0].status, calls) == ("finished", ["lost"])  # it has no other call to be told at
-
-
-def test_a_worker_goes_on_when_a_run_of_it_is_cancelled(opened, look):
-    began = threading.Event()
-
-    @holdfast.durable(name="stopping-loops")
-    def loops(agent):
-        looping(look, began)
-
-    @holdfast.durable(name="stopping-ends")
-    def ends(agent):
-        return "done"
-
-    store = opened()._store
-    worker = store.worker()
-    working = threading.Thread(target=worker.run)
-    working.start()
-    try:
-        first = store.submit(loops)
-        assert began.wait(HANG_S)
-        assert first.cancel().status in {"running", "cancelled"}
-        with pytest.raises(errors.ToolFailed, match="was cancelled by") as caught:
-            first.result(HANG_S)
-        assert (caught.value.error_type, first.status) == ("Cancelled", "cancelled")
-        assert store.submit(ends).result(HANG_S) == "done"
-    finally:
-        worker.stop()
-        working.join(HANG_S)
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -26,11 +21,8 @@ from holdfast.store import writer as writers
 from holdfast.store.changes import NewRecord
 from holdfast.store.cipher import PLAIN
 from holdfast.store.database import open_database
-from tests import warm
 from tests.agent.damage import flipped, rows, spoil
 from tests.compat.make_store import act
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def open_store(path, **options) -> Store:
@@ -147,33 +139,6 @@ def test_a_record_that_is_too_long_is_refused(ledger):
 # -- checkpoints ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("slowly")
-def test_a_checkpoint_holds_the_position_and_takes_what_waits_along(agent, ledger):
-    assert effects_of(agent.head) == (0, b"")
-    ledger.append(intent("0"), flush=True)
-    ledger.append(done("0"))
-    agent.state["n"] = 1
-    assert effects_of(agent.checkpoint("second")) == agent._writer.position
-    assert agent._store._db.view.branch_at(agent._branch.b).records == 2
-    assert agent._store.verify().ok
-
-
-def test_records_ride_with_a_checkpoint_that_they_name(agent, ledger):
-    writer = agent._writer
-    pending = writer.capture(
-        agent._document, "run", note=lambda made: entries(rec.Begin(1, "r", "f", None, b"", made.id))
-    )
-    made = agent._remember(writer.finish(pending))
-    ((number, begin),) = ledger.records()
-    assert (number, begin.start.hex()) == (1, made.id)
-    assert effects_of(made) == (0, b"")
-    stowed = stow(list(range(10_000)), REGISTRY)
-    save(agent, "end", rec.End(1, "r", "finished", stowed.value), nodes=stowed.nodes, chunks=stowed.chunks)
-    end = [record for _, record in ledger.records()][-1]
-    assert fetch(end.value, ledger, REGISTRY) == list(range(10_000))
-    assert agent._store.verify().ok
-
-
 def test_a_checkpoint_that_fails_gives_its_records_back(agent, ledger, monkeypatch):
     ledger.append(done("0"), flush=True)
     agent.state["n"] = 5
@@ -285,33 +250,6 @@ def test_a_disk_that_is_full_now_and_then_loses_nothing_that_was_accepted(store_
 # -- branches -------------------------------------------------------------------------------------------------
 
 
-def test_branch_clone_and_their_branches_inherit(store, agent, ledger):
-    ledger.append(intent("0"), done("0"), flush=True)
-    agent.state["n"] = 1
-    agent.checkpoint("second")
-    ledger.append(done("after the checkpoint"), flush=True)
-    side = agent.branch("side", at="second")
-    theirs = ledger_of(side)
-    assert paths(theirs) == ["0", "0"]
-    assert theirs.append(done("of the side"), flush=True) == 3
-    side.state["n"] = 2
-    side.checkpoint("third")
-    side.close()
-    agent.close()
-    store.copy("a", "b")
-    with store.agent("b", branch="side") as clone:
-        copy = ledger_of(clone)
-        assert paths(copy) == ["0", "0", "of the side"]
-        copy.append(done("of the clone"), flush=True)
-        clone.state["n"] = 3
-        clone.checkpoint("fourth")
-        deep = ledger_of(clone.branch("deep"))
-        assert paths(deep) == ["0", "0", "of the side", "of the clone"]
-    assert paths(ledger_of(store.agent("a"))) == ["0", "0", "after the checkpoint"]
-    report = store.verify()
-    assert report.ok, str(report)
-
-
 def test_removing_an_agent_removes_its_line_but_what_a_clone_needs(store, agent, ledger):
     value = stow([f"{number}: of the first" for number in range(2_000)], REGISTRY)
     other = stow([f"{number}: of the second" for number in range(2_000)], REGISTRY)
@@ -398,51 +336,6 @@ def test_a_fork_is_refused_without_waiting(agent, ledger):
     forked.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-# -- kill -------------------------------------------------------------------------------------------------------
-
-CHILD = """
-import sys
-from tests.run.test_stored import done, intent, ledger_of, open_store
-agent = open_store(sys.argv[1]).agent("a")
-ledger = ledger_of(agent)
-print("ready", ledger.count, flush=True)
-while True:
-    number = ledger.append(intent(str(ledger.count)), flush=True)
-    print(number, flush=True)
-    ledger.append(done(str(number)))
-    if number % 5 == 0:
-        agent.state["n"] = number
-        print("saved", agent.checkpoint(str(number)).label, flush=True)
-"""
-
-
-def test_a_killed_writer_loses_nothing_that_it_was_told_is_safe(store_path):
-    with open_store(store_path) as store:
-        agent = store.agent("a")
-        agent.state["n"] = 0
-        agent.checkpoint("first")
-    before = 0
-    for delay_s in (0.02, 0.1, 0.25):
-        child = warm.Popen([sys.executable, "-c", CHILD, str(store_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert child.stdout.readline().split() == ["ready", str(before)]
-        time.sleep(delay_s)
-        child.send_signal(signal.SIGKILL)
-        said = child.communicate(timeout=180)[0].split()
-        numbers = [int(text) for text in said if text.isdigit()]
-        with open_store(store_path) as store:
-            report = store.verify()
-            assert report.ok, str(report)
-            agent = store.agent("a")
-            ledger = ledger_of(agent)
-            found = [record for _, record in ledger.records()]
-            assert len(found) == ledger.count >= max(numbers, default=0)
-            assert agent.state["n"] >= max(
-                [int(said[at + 1]) for at, text in enumerate(said) if text == "saved"] or [0]
-            )
-            assert effects_of(agent.head)[0] <= ledger.count
-            before = ledger.count
 
 
 # -- damage -----------------------------------------------------------------------------------------------------

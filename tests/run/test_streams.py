@@ -11,11 +11,7 @@ from holdfast import errors
 from holdfast.run import records
 from holdfast.run.effects import Absent, Found
 from holdfast.run.tools import tool
-from tests.run.bench import Bench, Crash
-
-
-class Full(errors.FailedBeforeEffect):
-    """Nothing has happened."""
+from tests.run.bench import Bench, Crash, Quick
 
 
 def after_every_record(work, *, runs=lambda bench, work: bench.run(work, id="r")):
@@ -114,17 +110,9 @@ def test_a_stream_is_tried_again_only_before_its_first_item():
         return got
 
     bench = Bench()
-    bench.clock = _Quick()
+    bench.clock = Quick()
     assert bench.run(work) == ["a", "end", "a", "failed"]
     assert tried == [True, True, False]
-
-
-class _Quick:
-    def sleep(self, seconds):
-        pass
-
-    def wall_us(self):
-        return 1
 
 
 @pytest.mark.parametrize("answer", [Absent(), Found(["a", "b", "c"])])
@@ -154,25 +142,6 @@ def test_a_writing_stream_that_fails_is_settled_with_what_it_had_handed_out(answ
     assert bench.run(work, id="r") == expected
     assert bench.crashed(bench.ledger.count - 1).run(work, id="r") == expected
     assert done == ["a", "b"]
-
-
-def test_a_declared_failure_of_a_writing_stream_keeps_its_items():
-    @tool(stream=True, retries=2, raises=(Full,))
-    def steps():
-        yield {"n": 1}
-        raise Full("no room")
-
-    def work(agent):
-        got = []
-        try:
-            for step in steps():
-                got.append(step)  # noqa: PERF402
-        except Full as error:
-            got.append(error.message)
-        return got
-
-    bench = Bench()
-    assert bench.run(work, id="r") == bench.crashed(bench.ledger.count - 1).run(work, id="r") == [{"n": 1}, "no room"]
 
 
 def test_a_stream_that_fails_after_what_cannot_be_saved_has_lost_it():

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import BadName, BadOption, InDoubt, MaybeRepeated
+from tests.lives import die, dies
 
 WORLD = []
 
@@ -210,37 +207,30 @@ def test_a_durable_function_has_positions_already(again):
         again().run(run)
 
 
-LOOP = """
-import os, signal, sys
-import holdfast
+def test_a_small_loop_that_is_killed_on_the_way(store_path, tmp_path):
+    ledger = tmp_path / "ledger"
 
-@holdfast.tool
-def book(city):
-    with open("ledger", "a") as ledger:
-        print(city, file=ledger)
-    return city
+    @holdfast.tool
+    def note(city):
+        with ledger.open("a") as file:
+            print(city, file=file)
 
-with holdfast.open("store") as store, store.agent("a") as agent:
-    for turn in range(agent.state.get("turn", 0), 3):
-        with agent.task(f"turn {turn}"):
-            book(f"A{turn}")
-            if sys.argv[1] == f"inside {turn}":
-                os.kill(os.getpid(), signal.SIGKILL)
-            book(f"B{turn}")
-        if sys.argv[1] == f"after {turn}":
-            os.kill(os.getpid(), signal.SIGKILL)
-        agent.state["turn"] = turn + 1
-        agent.checkpoint()
-"""
+    def loop(when):
+        with holdfast.open(store_path) as store, store.agent("a") as agent:
+            for turn in range(agent.state.get("turn", 0), 3):
+                with agent.task(f"turn {turn}"):
+                    note(f"A{turn}")
+                    if when == f"inside {turn}":
+                        die()
+                    note(f"B{turn}")
+                if when == f"after {turn}":
+                    die()
+                agent.state["turn"] = turn + 1
+                agent.checkpoint()
 
-
-def test_a_small_loop_that_is_killed_on_the_way(tmp_path):
-    program = tmp_path / "loop.py"
-    program.write_text(textwrap.dedent(LOOP))
     for when in ("inside 0", "after 1", ""):
-        done = subprocess.run([sys.executable, str(program), when], cwd=tmp_path, check=False, capture_output=True)
-        assert done.returncode == (-signal.SIGKILL if when else 0), done.stderr.decode()
-    assert (tmp_path / "ledger").read_text().split() == ["A0", "B0", "A1", "B1", "A2", "B2"]
+        assert dies(lambda when=when: loop(when), 0) == bool(when)
+    assert ledger.read_text().split() == ["A0", "B0", "A1", "B1", "A2", "B2"]
 
 
 def test_a_note_of_a_checkpoint_that_was_never_stored_says_nothing_about_the_next(again):

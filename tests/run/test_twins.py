@@ -61,8 +61,7 @@ def test_every_verb_that_waits_has_a_twin_with_the_same_arguments(kind):
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
+def store(tmp_path, outside):
     with holdfast.open(tmp_path / "store") as store:
         yield store
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,15 +18,8 @@ from holdfast import errors
 from holdfast.run import opened
 from holdfast.run import worker as working_on
 from holdfast.run.worker import Worker
-from tests import warm
+from tests import lives
 from tests.run import working
-
-
-@pytest.fixture
-def outside(tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
-    monkeypatch.setenv("OUTSIDE", str(tmp_path / "outside"))
-    return lambda: Counter(line[1] for line in working.done())
 
 
 def work(store, **options):
@@ -40,9 +31,7 @@ def work(store, **options):
 
 
 def worker(place, *options):
-    """A worker in a process of its own."""
-    words = ["-m", "holdfast", "--store", place, "worker", working.__file__, "--no-dumps", "--json", *options]
-    return warm.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return lives.worker(place, working.__file__, "--json", *options, stdout=subprocess.PIPE)
 
 
 def told(process) -> list[dict]:
@@ -71,18 +60,6 @@ def test_an_id_is_executed_once_however_often_it_is_submitted(place, outside):
             store.submit(working.job.options(id="7"), "y")
         work(store)
         assert outside() == {"x-a": 1, "x-b": 1}
-
-
-def test_a_run_that_waits_gives_its_place_back_and_is_resumed_when_the_signal_comes(place, outside):
-    with holdfast.open(place) as store:
-        waits = store.submit(working.later, "x")
-        others = [store.submit(working.job, str(number)) for number in range(3)]
-        work(store, concurrency=1)
-        assert (waits.status, waits.info.signal) == ("waiting", "go")
-        assert {one.status for one in others} == {"finished"}
-        store.signal(waits.agent, "go", "now")
-        work(store, concurrency=1)
-        assert waits.result(0) == "x now"
 
 
 def test_a_run_that_fails_says_so_and_stops_nobody(place, outside):
@@ -127,26 +104,6 @@ def test_a_worker_on_an_event_loop(place, outside):
 
     with holdfast.open(place) as store:
         asyncio.run(main(store))
-
-
-def test_workers_that_are_killed_lose_nothing_and_do_nothing_twice(place, outside, rounds):
-    count, chance = rounds(40, 300), random.Random(1)
-    with holdfast.open(place) as store:
-        jobs = [store.submit(working.job, str(number)) for number in range(count)]
-        workers = [worker(place, "--concurrency", "4") for _ in range(2)]
-        end_s = time.monotonic() + 120
-        while any(one.status != "finished" for one in jobs) and time.monotonic() < end_s:
-            time.sleep(chance.uniform(0.05, 0.4))
-            victim = chance.randrange(2)
-            workers[victim].send_signal(signal.SIGKILL)
-            workers[victim].communicate()
-            workers[victim] = worker(place, "--concurrency", "4")
-        for one in workers:
-            one.send_signal(signal.SIGTERM)
-            told(one)
-            assert one.returncode in {0, -signal.SIGTERM}  # it may not even have begun to listen
-        assert [one.result(0) for one in jobs] == [[f"{n}-a", f"{n}-b"] for n in range(count)]
-        assert outside() == {f"{n}-{part}": 1 for n in range(count) for part in "ab"}
 
 
 def test_a_run_that_ends_its_worker_each_time_is_set_aside_and_takes_no_other_with_it(tmp_path, outside):
@@ -204,18 +161,6 @@ def test_a_worker_that_is_stopped_finishes_what_it_has_begun(tmp_path, outside):
             time.sleep(0.01)
         again.kill()
         again.communicate()
-
-
-def test_several_workers_of_one_process_share_the_work(place, outside):
-    with holdfast.open(place) as store:
-        jobs = [store.submit(working.job, str(number)) for number in range(12)]
-        threads = [threading.Thread(target=work, args=(store,), kwargs={"concurrency": 2}) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert {one.status for one in jobs} == {"finished"}
-        assert set(outside().values()) == {1}
 
 
 def test_children_go_on_with_their_parent_and_not_by_themselves(place, outside):
@@ -343,20 +288,6 @@ def test_a_run_that_failed_or_came_with_a_branch_is_executed_when_it_is_handed_o
         store.signal("b", "go", "now", run="7", branch="there")
         work(store)
         assert (there.result(0), b.runs()[0].status) == ("y now", "waiting")
-
-
-def test_an_agent_that_cannot_be_opened_is_told_once_and_keeps_no_worker_from_draining(tmp_path, outside):
-    with holdfast.open(tmp_path / "store") as store:
-        bad, good = store.submit(working.job, "bad"), store.submit(working.job, "good")
-        number = store._db.view.branch_at(store._view(bad.agent, "main")._branch.b).head
-    with sqlite3.connect(tmp_path / "store" / "store.db") as base:
-        base.execute("UPDATE loose SET data = x'00' WHERE n = ?", (number,))
-    base.close()
-    with holdfast.open(tmp_path / "store") as store:
-        became = []
-        work(store, tell=became.append)
-        assert [one.run for one in became if one.became == "left"] == [bad.id]
-        assert next(run.status for run in store.runs() if run.id == good.id) == "finished"
 
 
 def test_a_run_whose_doubt_somebody_has_settled_goes_on(place, outside):

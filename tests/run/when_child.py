@@ -12,10 +12,11 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from tests.run.dying import point
+
 import holdfast
 from holdfast import Absent, Found, When
 from tests.run import dying
-from tests.run.dying import point
 
 ROUNDS = 6
 POLICIES = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.store.cipher import PLAIN
 from holdfast.store.leases import FileLeases
+from tests.lives import ask, start
 
 BRANCH = bytes(range(16))
 
@@ -67,14 +67,10 @@ class Child:
     """Another process with a handle on the same locks."""
 
     def __init__(self, folder):
-        words = [sys.executable, "-m", "tests.store.lease_place", str(folder)]
-        root = Path(__file__).parents[2]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+        self.process = start("tests.store.lease_place", folder)
 
     def say(self, word):
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
+        return ask(self.process, word)
 
     def kill(self):
         self.process.kill()

@@ -24,8 +24,6 @@ from holdfast.store import files
 from holdfast.store.cipher import PLAIN
 from tests import warm
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def names(directory):
     return sorted(entry.name for entry in directory.iterdir())

@@ -5,30 +5,29 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 import threading
-from pathlib import Path
+from itertools import count
 
 import pytest
 
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, InputError, StoreFailed
 from holdfast.store import packs as room
-from holdfast.store.catalog import View, chunk_digest
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change
 from holdfast.store.cipher import PLAIN, Keyed
 from holdfast.store.database import create_store
 from holdfast.store.files import Layout
 from holdfast.store.objects import Folder, Missing, open_objects
 from holdfast.store.packs import Packs, file_name
+from holdfast.store.rows import chunk_digest
 from holdfast.store.sqlite import Sqlite
+from tests.lives import dies
 from tests.store.bucket import BUCKET, proxied
 
-ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "0123abcd"
 
 
-class World:
+class Both:
     """The packs of a real store, and a colder place."""
 
     def __init__(self, path, cold, cipher=PLAIN):
@@ -79,7 +78,7 @@ def proxy(monkeypatch):
 
 @pytest.fixture(params=[PLAIN, Keyed(b"k" * 32, b"u" * 16)], ids=["plain", "encrypted"])
 def world(request, tmp_path):
-    made = World(tmp_path / "store", tmp_path / "cold", request.param)
+    made = Both(tmp_path / "store", tmp_path / "cold", request.param)
     made.cold.prepare()
     yield made
     made.engine.close()
@@ -87,7 +86,7 @@ def world(request, tmp_path):
 
 @pytest.fixture
 def far(tmp_path, proxy):
-    made = World(tmp_path / "store", f"s3://{BUCKET}/{random.randbytes(8).hex()}")
+    made = Both(tmp_path / "store", f"s3://{BUCKET}/{random.randbytes(8).hex()}")
     made.cold.prepare()
     yield made
     made.engine.close()
@@ -332,36 +331,29 @@ def test_only_what_nothing_names_is_swept(world):
 # -- killed -----------------------------------------------------------------------------------------------------
 
 
-def killed_everywhere(path, cold, do):
-    """Dies before each call that changes a file; whoever comes next finds everything, and finishes."""
-    kept = [(one, one.with_name(f"{one.name}-kept")) for one in (path, cold)]
+@pytest.mark.parametrize("do", ["chill", "warm"])
+def test_killed_at_any_point_of_a_move(tmp_path, do):
+    path, cold = tmp_path / "store", tmp_path / "cold"
+    world = Both(path, cold)
+    world.cold.prepare()
     value = bytes(range(256)) * 999
-    at = 0
-    while True:
-        at += 1
+    pack = world.write(value)
+    if do == "warm":
+        world.chill(pack)
+    world.engine.close()
+    kept = [(one, one.with_name(f"{one.name}-kept")) for one in (path, cold)]
+    for one, copy in kept:
+        one.rename(copy)
+
+    def moved():
+        world = Both(path, cold)
+        getattr(world, do)(*world.view.packs())
+
+    for at in count(1, 2):  # before each call that changes a file
         for one, copy in kept:
-            shutil.rmtree(one)
             shutil.copytree(copy, one)
-        if not (child := os.fork()):
-            left = at
-
-            def dying(real):
-                def call(*args, **more):
-                    nonlocal left
-                    left -= 1
-                    if not left:
-                        os.kill(os.getpid(), 9)
-                    return real(*args, **more)
-
-                return call
-
-            for name in ("open", "write", "fsync", "rename", "unlink"):
-                setattr(os, name, dying(getattr(os, name)))
-            world = World(path, cold)
-            getattr(world, do)(*world.view.packs())
-            os._exit(0)
-        end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        world = World(path, cold)
+        died = dies(moved, at, *((os, name) for name in ("open", "write", "fsync", "rename", "unlink")))
+        world = Both(path, cold)
         (pack,) = world.view.packs()
         assert world.read(value) == [value]
         assert getattr(world, do)(pack)
@@ -370,28 +362,8 @@ def killed_everywhere(path, cold, do):
         assert world.file(pack).exists() == (do == "warm")
         assert there(world) == ({file_name(pack)} if do == "chill" else set())
         world.engine.close()
-        if end == 0:
-            print(at)
-            return
-
-
-@pytest.mark.parametrize("do", ["chill", "warm"])
-def test_killed_at_any_point_of_a_move(tmp_path, do):
-    path, cold = tmp_path / "store", tmp_path / "cold"
-    world = World(path, cold)
-    world.cold.prepare()
-    pack = world.write(bytes(range(256)) * 999)
-    if do == "warm":
-        world.chill(pack)
-    world.engine.close()
-    for one in (path, cold):
-        shutil.copytree(one, one.with_name(f"{one.name}-kept"))
-    code = (
-        "from pathlib import Path; from tests.store.test_packs import killed_everywhere\n"
-        f"killed_everywhere(Path({str(path)!r}), Path({str(cold)!r}), {do!r})"
-    )
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr
-    assert int(found.stdout) > 10
+        for one in (path, cold):
+            shutil.rmtree(one)
+        if not died:
+            break
+    assert at > 21

@@ -18,12 +18,13 @@ from holdfast import errors
 from holdfast.store import connection
 from holdfast.store import postgres as module
 from holdfast.store.advisory import AdvisoryLeases
-from holdfast.store.catalog import BEGINNING, Branch, View, node_digest
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change, NewCheckpoint, NewRecord, Objects, Said, pack_node
 from holdfast.store.cipher import PLAIN, digest
 from holdfast.store.engine import Refused, Unsure
 from holdfast.store.manifest import Manifest, identity
 from holdfast.store.postgres import Postgres
+from holdfast.store.rows import BEGINNING, Branch, node_digest
 from tests import postgres
 
 SECRET = "tr0ub4dor%26three"  # in a URL; it stands for tr0ub4dor&three

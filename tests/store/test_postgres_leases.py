@@ -21,7 +21,7 @@ from holdfast.store.catalog import View
 from holdfast.store.cipher import PLAIN
 from holdfast.store.postgres import Postgres
 from holdfast.store.processes import has_ended, identity, is_self
-from tests import postgres
+from tests import postgres, warm
 from tests.store.test_postgres import add_branch, end_sessions, opened, server, take, url
 from tests.strikes import struck
 
@@ -148,7 +148,7 @@ def test_a_holder_that_is_not_heard_of_in_time_is_passed_over_though_its_lock_is
     branch, leases = add_branch(engine), AdvisoryLeases(engine)
     command = [sys.executable, "-c", HOLDER, url]
     root = Path(postgres.__file__).parents[1]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as other:
+    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as other:
         assert other.stdout.readline() == "1\n"
         with pytest.raises(errors.AgentBusy):  # it beats
             take(leases, engine, branch, 1.0)
@@ -228,7 +228,7 @@ def test_processes_that_race_for_a_lease_have_it_one_after_the_other(url, opened
     engine = opened(url)
     branch, root = add_branch(engine), Path(postgres.__file__).parents[1]
     command = [sys.executable, "-c", RACER, url]
-    racers = [subprocess.Popen(command, stderr=subprocess.PIPE, cwd=root) for _ in range(3)]
+    racers = [warm.Popen(command, stderr=subprocess.PIPE, cwd=root) for _ in range(3)]
     for racer in racers:
         _, said = racer.communicate(timeout=120)
         assert racer.returncode == -signal.SIGKILL, said.decode()

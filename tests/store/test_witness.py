@@ -15,12 +15,13 @@ import pytest
 import holdfast
 from holdfast.errors import Damaged, StoreWentBack
 from holdfast.store import witness as module
-from holdfast.store.catalog import BEGINNING
 from holdfast.store.changes import NewCheckpoint, NewRecord, Said
 from holdfast.store.cipher import digest
 from holdfast.store.database import open_database
 from holdfast.store.manifest import mark_of
+from holdfast.store.rows import BEGINNING
 from holdfast.store.witness import RECORD_BYTES, Noted, initial, lost, newest, open_record, witness_report
+from tests.lives import killed
 
 
 @pytest.fixture
@@ -149,13 +150,15 @@ def test_another_history_with_the_same_numbers_is_damage(store_path, tmp_path):
 
 
 def test_every_damage_to_the_log_of_a_killed_writer_is_noticed(store_path, tmp_path):
-    program = (
-        "import holdfast, os, sys\nagent = holdfast.open(sys.argv[1]).agent('a')\n"
-        "for number in range(20):\n    agent.state['n'] = number\n    print(agent.checkpoint().id, flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    command = [sys.executable, "-c", program, store_path]
-    ids = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout.split()
+    def write():
+        agent = holdfast.open(store_path).agent("a")
+        with (tmp_path / "ids").open("w") as said:
+            for number in range(20):
+                agent.state["n"] = number
+                print(agent.checkpoint().id, file=said, flush=True)
+
+    killed(write)
+    ids = (tmp_path / "ids").read_text().split()
     log = (store_path / "store.db-wal").read_bytes()
     used = len(log.rstrip(b"\0"))
     assert used > 4096 * 20
@@ -251,12 +254,7 @@ def test_a_store_that_was_moved_takes_its_record_along(store_path, old, tmp_path
 def test_a_kill_after_the_acknowledgement_is_enough(store_path, old):
     copied(old, store_path)
     opens(store_path, trust_older=True)
-    program = (
-        "import os, sys\nfrom tests.store.test_witness import commit, open_database\n"
-        "commit(open_database(sys.argv[1]), 'two')\nos.kill(os.getpid(), 9)\n"
-    )
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", program, store_path], check=False, cwd=root).returncode == -9
+    killed(lambda: commit(open_database(store_path), "two"))
     copied(old, store_path)
     with pytest.raises(StoreWentBack):
         open_database(store_path)

@@ -30,11 +30,11 @@ from holdfast.codec.document import Document
 from holdfast.codec.state import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
-from holdfast.store.catalog import Agent as AgentRow
-from holdfast.store.catalog import Branch, Point
 from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
 from holdfast.store.processes import apart, off_loop
+from holdfast.store.rows import Agent as AgentRow
+from holdfast.store.rows import Branch, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -62,7 +62,9 @@ class Agent:
         when: When | None = None,
     ) -> None:
         self.name = row.name
+        """What it is called."""
         self.recovery: str | None = None
+        """What a recovery gave up, in words; None when nothing."""
         self.damaged = False  # a section could not be read
         self._store = store
         self._db = store._db
@@ -135,6 +137,7 @@ class Agent:
 
     @property
     def branch_name(self) -> str:
+        """The branch that this handle is on."""
         return self._branch.name
 
     @property
@@ -282,6 +285,7 @@ class Agent:
         return crashes.told(self._store, self._row)
 
     def info(self) -> AgentInfo:
+        """What ``store.agents()`` says of it."""
         return info_of(self._store, self._row, self._db.view.shallow())
 
     def refresh(self) -> None:
@@ -437,6 +441,7 @@ class Agent:
         return self._store.agent(self.name, branch=name, when=self.when)
 
     def branches(self) -> list[str]:
+        """The names of the agent's branches."""
         self._check_open()
         return [branch.name for branch in self._db.view.branches(self._row.a)]
 
@@ -447,10 +452,12 @@ class Agent:
         self._store._set_tag(self._row, name, self._find(at))
 
     def untag(self, name: str) -> None:
+        """Remove a tag. The checkpoint stays."""
         self._check_writer()
         self._store.untag(self.name, name)
 
     def tags(self) -> dict[str, Checkpoint]:
+        """The agent's tags, with what they name."""
         self._check_open()
         view = self._db.view
         return {tag.name: self._seen(view.point(tag.n)) for tag in view.tags(self._row.a)}
@@ -491,6 +498,7 @@ class Agent:
 
     @property
     def closed(self) -> bool:
+        """Whether it has let go of the branch."""
         return self._closed or self._store.closed
 
     def _check_idle(self) -> None:

@@ -34,14 +34,14 @@ from holdfast.codec.tree import read
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue, Damaged, Fenced
-from holdfast.store.bodies import is_written
-from holdfast.store.catalog import BEGINNING, Branch, End, Point, Tag, chunk_digest, link, listed, node_digest, slices
+from holdfast.store.catalog import listed, slices
 from holdfast.store.changes import Change, NewCheckpoint, NewRecord, Objects, now_us, pack_node
 from holdfast.store.cipher import digest
 from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
-from holdfast.store.manifest import STATE, Manifest, Position, identity, mark_of
+from holdfast.store.manifest import STATE, Manifest, Position, identity, is_written, mark_of
 from holdfast.store.packs import CHUNK_MAX_BYTES
+from holdfast.store.rows import BEGINNING, Branch, End, Point, Tag, chunk_digest, link, node_digest
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

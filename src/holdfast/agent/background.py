@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.history import children, named_in
 from holdfast.errors import Contention, Damaged, Forgotten, HoldfastError, Unavailable
-from holdfast.store.catalog import Agent, Branch, Point, Row, View, body_bytes, read_body, slices
+from holdfast.store.catalog import View, slices
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import DICTIONARY_BYTES, SEGMENT_BYTES, SEGMENT_CHECKPOINTS, Packed, pack, split_payload
+from holdfast.store.rows import Agent, Branch, Point, Row, body_bytes, read_body
 
 if TYPE_CHECKING:
     from holdfast.agent.policy import Policy

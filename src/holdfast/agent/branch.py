@@ -33,7 +33,7 @@ from holdfast.errors import (
     StoreClosed,
     StorePoisoned,
 )
-from holdfast.store.catalog import Branch, Open, Point, Record, View, link
+from holdfast.store.catalog import View
 from holdfast.store.changes import (
     NOTHING,
     UNCHANGED,
@@ -50,6 +50,7 @@ from holdfast.store.changes import (
 from holdfast.store.cipher import digest
 from holdfast.store.engine import Again, Refused, Shared, Unsure
 from holdfast.store.manifest import Cost, Manifest, Position, identity
+from holdfast.store.rows import Branch, Open, Point, Record, link
 from holdfast.store.writer import PASSING, Job
 
 if TYPE_CHECKING:
@@ -151,7 +152,9 @@ class BranchWriter:
         """``guard`` names the lease that covers the branch when it is not its own: a branch and its generation."""
         self.lock = threading.RLock()
         self.config = config
-        self._description = metadata.Description(store._registry, config, when)
+        # The same for all writers of a store, but for those with a configuration or a policy of their own.
+        own = config is not None or when is not None
+        self._description = metadata.Description(store._registry, config, when) if own else store._description
         self._metadata = b""  # that of the head
         self._store = store
         self._db = store._db

@@ -30,7 +30,11 @@ _JSON_INT_MAX_BITS = 8_192
 
 
 class Change(Struct, frozen=True):
-    """One change. ``old`` and ``new`` are plain values, or MISSING."""
+    """One change. ``old`` and ``new`` are plain values, or MISSING.
+
+    ``kind``: ``added``, ``changed``, ``removed``, ``cleared``, or ``rearranged (...)``. In the mutation log, ``when``,
+    ``label`` and ``checkpoint`` (its id) say which checkpoint made it.
+    """
 
     path: tuple[Any, ...]
     kind: str
@@ -42,6 +46,7 @@ class Change(Struct, frozen=True):
 
     @property
     def where(self) -> str:
+        """The path as text: ``state.messages[3].content``."""
         return format_path(self.path)
 
     @property
@@ -50,6 +55,7 @@ class Change(Struct, frozen=True):
         return bool(self.path) and is_bookkeeping(self.path[0])
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         data: dict[str, Any] = {"path": [_json(part) for part in self.path], "where": self.where, "kind": self.kind}
         if self.old is not MISSING:
             data["old"] = _json(self.old)
@@ -136,6 +142,7 @@ class Diff:
         return f"<Diff {self.old} -> {self.new}: {len(self)} changes>"
 
     def to_json(self) -> dict[str, Any]:
+        """The changes in JSON's own types."""
         return {"old": self.old, "new": self.new, "changes": [change.to_json() for change in self.changes]}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -15,8 +15,8 @@ from holdfast.codec.document import Document
 from holdfast.codec.operations import raw_operations
 from holdfast.codec.values import encode
 from holdfast.errors import Damaged, Forgotten
-from holdfast.store.catalog import Agent, Point
 from holdfast.store.manifest import Manifest, identity
+from holdfast.store.rows import Agent, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -47,6 +47,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, store: Store, agent: Agent, point: Point) -> Checkpoint:
+        """The checkpoint at a point of the history."""
         return cls(store, agent, point.raw, point.manifest, point)
 
     @property
@@ -63,14 +64,17 @@ class Checkpoint:
 
     @property
     def id(self) -> str:
+        """The digest of all that it is, in hexadecimal. Checkpoints are equal when their ids are."""
         return self._id.hex()
 
     @property
     def short_id(self) -> str:
+        """The id's first 12 characters, which people know it by."""
         return self.id[:SHORT_ID]
 
     @property
     def label(self) -> str:
+        """What it was called."""
         return self._manifest.label
 
     @property
@@ -80,10 +84,12 @@ class Checkpoint:
 
     @property
     def time(self) -> datetime:
+        """When it was made (UTC)."""
         return datetime.fromtimestamp(self._manifest.time_us / 1e6, UTC)
 
     @property
     def parent_id(self) -> str:
+        """The checkpoint before it; empty for the first."""
         return self._manifest.parent.hex()
 
     @property
@@ -121,6 +127,7 @@ class Checkpoint:
 
     @property
     def sections(self) -> dict[str, str]:
+        """The digest of each section of the state, by name."""
         return {name: digest.hex() for name, digest in self._manifest.sections}
 
     @property
@@ -143,7 +150,10 @@ class Checkpoint:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What ran when it was made: versions, configuration, and the line that asked for it."""
+        """What ran when it was made: versions, configuration, and the line that asked for it.
+
+        Only ``lost`` where a repair could not save it.
+        """
         try:
             return metadata.read(history.state_of(self._store._db.now, None), self._manifest.metadata)
         except Damaged:
@@ -159,6 +169,7 @@ class Checkpoint:
 
     @property
     def validity_reason(self) -> str:
+        """Why, if somebody said so."""
         return str(self._validity().get("reason", ""))
 
     def _validity(self) -> dict[str, Any]:
@@ -166,6 +177,7 @@ class Checkpoint:
 
     @property
     def tags(self) -> list[str]:
+        """The tags that name it."""
         n = self._point.n
         return [tag.name for tag in self._store._db.view.tags(self._agent.a) if tag.n == n]
 
@@ -208,6 +220,7 @@ class Checkpoint:
             return list(mutations(before, self._store._reader(before), operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types, without its state and its metadata."""
         return {
             "id": self.id,
             "label": self.label,

@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 from holdfast.agent.graph import left_by
 from holdfast.agent.history import children, named_in
 from holdfast.errors import ColdPlaceMissing, Damaged, DiskFull, StoreBusy
-from holdfast.store.catalog import Body, Branch, Point, Row, Tag, View, listed, read_body, slices
+from holdfast.store.catalog import View, listed, slices
 from holdfast.store.changes import Change, Work
 from holdfast.store.cipher import HINT
 from holdfast.store.database import Database
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import STATE, mark_of
 from holdfast.store.packs import ALIGN_BYTES, file_name, round_up
+from holdfast.store.rows import Body, Branch, Point, Row, Tag, read_body
 from holdfast.store.tables import CHECKPOINTS
 
 WASTE = "waste"

@@ -22,7 +22,8 @@ from holdfast.agent.points import past_in
 from holdfast.agent.schedule import Schedule
 from holdfast.agent.when import When
 from holdfast.errors import BadOption, Damaged
-from holdfast.store.catalog import Agent, Point, View
+from holdfast.store.catalog import View
+from holdfast.store.rows import Agent, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -91,6 +92,7 @@ class Costs(Struct, frozen=True):
     recent: list[Recent]
 
     def to_json(self) -> dict[str, Any]:
+        """All of it, as `holdfast stats --json` prints it."""
         found: dict[str, Any] = to_builtins(self)
         return found
 

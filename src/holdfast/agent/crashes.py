@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
 from holdfast.errors import UnknownRevision
-from holdfast.store.catalog import Agent
 from holdfast.store.changes import Said, now_us
 from holdfast.store.cipher import digest
+from holdfast.store.rows import Agent
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

@@ -16,10 +16,11 @@ from holdfast.agent import history, metadata
 from holdfast.agent.graph import left_by
 from holdfast.codec.state import State
 from holdfast.errors import Damaged, ForkedHandle, InputError, StoreClosed, Unavailable
-from holdfast.store.bodies import is_bare
-from holdfast.store.catalog import (
+from holdfast.store.catalog import ROWS_AT_ONCE, View
+from holdfast.store.database import Contents
+from holdfast.store.manifest import STATE, Position, is_bare, mark_of
+from holdfast.store.rows import (
     BEGINNING,
-    ROWS_AT_ONCE,
     SHAPES,
     Agent,
     Body,
@@ -31,12 +32,9 @@ from holdfast.store.catalog import (
     Record,
     Row,
     Tag,
-    View,
     link,
     read_body,
 )
-from holdfast.store.database import Contents
-from holdfast.store.manifest import STATE, Position, mark_of
 from holdfast.store.tables import TABLES
 
 _AT_ONCE = {"segment": 4, "node": 64, "loose": 64, "record": 64}

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
-from holdfast.store.catalog import Agent, Counted
+from holdfast.store.rows import Agent, Counted
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -37,7 +37,12 @@ class Page(list[T]):
 
 
 class AgentInfo(Struct, frozen=True):
-    """One line of the list of agents. ``updated`` is when it last saved, recorded, or went back to something."""
+    """One line of the list of agents.
+
+    ``head`` is the newest head of its branches, if it has one. ``checkpoints`` and ``abandoned`` are numbers: of
+    all its checkpoints, and of lines that no branch reaches. ``updated`` is when it last saved, recorded, or went back
+    to something.
+    """
 
     name: str
     branches: list[str]

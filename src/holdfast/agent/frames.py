@@ -14,9 +14,9 @@ from msgspec import Meta, Struct
 
 from holdfast.agent.names import check_name
 from holdfast.errors import BadName, CorruptValue, HoldfastError
-from holdfast.store.catalog import Body, read_body
 from holdfast.store.cipher import digest
 from holdfast.store.manifest import TIME_MAX
+from holdfast.store.rows import Body, read_body
 from holdfast.store.tables import NUMBER_MAX
 
 VERSION = 1

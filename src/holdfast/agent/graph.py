@@ -14,7 +14,8 @@ from contextlib import suppress
 from functools import cached_property
 
 from holdfast.errors import Damaged, UnknownRevision
-from holdfast.store.catalog import UP_AT_ONCE, Agent, Body, Branch, Entry, Point, Row, View
+from holdfast.store.catalog import UP_AT_ONCE, View
+from holdfast.store.rows import Agent, Body, Branch, Entry, Point, Row
 
 _EVER = 2**63
 

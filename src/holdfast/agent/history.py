@@ -21,9 +21,10 @@ from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.codec.wire import BULK
 from holdfast.errors import Damaged, Forgotten
-from holdfast.store.catalog import Point, View
+from holdfast.store.catalog import View
 from holdfast.store.cipher import HINT
 from holdfast.store.database import Contents
+from holdfast.store.rows import Point
 
 RECENT = 4
 """A section that is given anew in each step needs nothing from before: so many checkpoints are looked at first."""

@@ -61,6 +61,7 @@ class KeyInfo:
     created: datetime
 
     def to_json(self) -> dict[str, object]:
+        """In JSON's own types."""
         return {"number": self.number, "kind": self.kind, "created": self.created.isoformat()}
 
 

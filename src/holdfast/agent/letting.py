@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.agent.collection import AT_ONCE, Links, Pace, at_once, note_waste
 from holdfast.agent.policy import Policy
-from holdfast.store.bodies import LET_GO, is_bare, proof, values_bytes
-from holdfast.store.catalog import DIGEST_BYTES, Agent, Branch, Record, View, slices
+from holdfast.store.catalog import View, slices
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
+from holdfast.store.manifest import LET_GO, body_proof, is_bare, values_bytes
+from holdfast.store.rows import DIGEST_BYTES, Agent, Branch, Record
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -130,5 +131,5 @@ def _strip(change: Change, some: Sequence[int]) -> None:
     found = [one for one in change.records(some) if _goes(one)]
     change.delete("record", "r", [one.r for one in found])
     for r, prev, back, i, b, mark, key, digest, _, body in found:
-        change.put("record", r, prev, back, i, b, mark | LET_GO, key, digest, proof(body))
+        change.put("record", r, prev, back, i, b, mark | LET_GO, key, digest, body_proof(body))
     note_waste(change)

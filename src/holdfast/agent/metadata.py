@@ -21,7 +21,8 @@ from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import CorruptValue
-from holdfast.store.catalog import DIGEST_BYTES, View
+from holdfast.store.catalog import View
+from holdfast.store.rows import DIGEST_BYTES
 from holdfast.store.tables import FORMAT_VERSION
 
 # Enough for any real environment; a bound all the same.

@@ -24,13 +24,15 @@ from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed, Unavailable
 from holdfast.store import files
-from holdfast.store.catalog import Open, Progress, View, body_bytes, read_body
+from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, Opens
 from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES, is_url
 from holdfast.store.keys import secret_of
+from holdfast.store.rows import Open, body_bytes, read_body
 from holdfast.store.sqlite import Sqlite
 
 if TYPE_CHECKING:
+    from holdfast.agent.verify import Problem
     from holdfast.store.keys import Secret
 
 FACTS = ("policy", "queues")
@@ -69,6 +71,7 @@ def move(source: Store, dest: Store, progress: Progress | None = None) -> Transf
         _carry_schedules(source, dest)
 
         def end(change: Change) -> None:
+            change.tx.alone(MOVED.encode())  # on a server: after all who are writing, and before all others
             if _standing(change) != before:
                 raise StoreBusy(
                     "somebody writes to the store that is to be moved", hint="Try again when they are done."
@@ -283,9 +286,11 @@ class RestoreReport:
 
     @property
     def ok(self) -> bool:
+        """Whether every agent that was tried came back and could be proven."""
         return all(not one.problem for one in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "store": self.store, "ok": self.ok, "total": self.total, "bytes": self.bytes,
             "seconds": round(self.seconds, 3), "agents": [one.to_json() for one in self.agents],
@@ -316,13 +321,19 @@ def verify_restore(
                     graph = Graph(made._db.view, made._agent_row(name))
                     report.agents.append(Restored(name, len(graph.numbers)))
         with open_unseen(room / "store", secret) as again:  # what is read now was on the disk
-            for problem in again.verify(say).problems:
-                report.agents = [
-                    replace(one, problem=problem.detail) if problem.agent in {"", one.agent} else one
-                    for one in report.agents
-                ]
+            problems = again.verify(say).problems
+    report.agents = [_judged(one, problems) for one in report.agents]
     report.seconds = time.monotonic() - began
     return report
+
+
+def _judged(tried: Restored, problems: Sequence[Problem]) -> Restored:
+    """An agent as the proof of what came back shows it. What was not tried has no part in what is wrong with all."""
+    for problem in problems:
+        own = problem.agent == tried.agent
+        if (tried.unknown and own) or (not tried.problem and (own or not problem.agent)):
+            return replace(tried, problem=problem.detail, unknown=False)
+    return tried
 
 
 @contextmanager

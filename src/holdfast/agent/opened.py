@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from importlib import import_module
 
 from holdfast.errors import Damaged, InputError
-from holdfast.store.catalog import Branch, Entry, Open, Record, View, body_bytes
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change, Opens
+from holdfast.store.rows import Branch, Entry, Open, Record, body_bytes
 
 _PROJECTION = "holdfast.run.opened"
 """The module that reads records. By its name: this room is loaded without it, and needs it only here."""

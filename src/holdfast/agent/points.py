@@ -58,6 +58,7 @@ class Pace:
         self._schedule: Schedule | None = None  # made at the first safe point: before, nobody needs it
         self._opened_s = monotonic()
         self._torn: set[object] = set()  # whoever has left a block with an exception
+        self._acting: set[Any] = set()  # whoever has begun a write and has not come to a safe point since
         if when is not None and when is not DEFAULT:  # whoever asks for something is told if it cannot be
             self._schedule = Schedule(when, self._opened_s, self._past(when))
 
@@ -72,6 +73,8 @@ class Pace:
         schedule = self._schedule if self._schedule is not None else self.schedule
         if schedule is None:
             return None
+        if self._acting:
+            self._acting.discard(_flow())
         now_s = monotonic()
         asked = schedule.event(event, now_s) if event else schedule.step(now_s, self._changed_bytes, _load)
         if asked is None:
@@ -81,13 +84,25 @@ class Pace:
 
     @property
     def whole(self) -> bool:
-        """Whether nobody is in the middle of a block, or has left one with an exception."""
+        """Whether nobody is in the middle of something.
+
+        Of a block, or of leaving one with an exception; or another task or thread between a write and its own next safe
+        point: what it makes of the answer may not be in the state yet, and after a crash it would write again.
+        """
         writer = self._agent._writer
-        return not self._torn and (writer is None or not writer.atomic)
+        if self._torn or (writer is not None and writer.atomic):
+            return False
+        self._acting = {flow for flow in self._acting if not _is_over(flow)} - {_flow()} if self._acting else set()
+        return not self._acting
+
+    def acting(self) -> None:
+        """A plain loop begins a write."""
+        self._acting.add(_flow())
 
     def saved(self, cost_s: float) -> None:
         """A checkpoint was made, by whomever: so the state is one that somebody meant."""
         self._torn.clear()
+        self._acting.clear()
         if self._schedule is not None:
             now_s = monotonic()
             self._warn(self._schedule.overdue(now_s))
@@ -108,6 +123,7 @@ class Pace:
     def moved(self) -> None:
         """The state is another one: what was left in the middle of a block is gone."""
         self._torn.clear()
+        self._acting.clear()
 
     # -- blocks -------------------------------------------------------------------------------------------
 
@@ -191,12 +207,16 @@ class Atomic:
         self._pace.leave(well=kind is None)
 
 
-def _flow() -> object:
+def _flow() -> Any:
     """Who is executing: the current task of asyncio, or the thread."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
-        return asyncio.current_task() or threading.get_ident()
-    return threading.get_ident()
+        return asyncio.current_task() or threading.current_thread()
+    return threading.current_thread()
+
+
+def _is_over(flow: Any) -> bool:
+    return not flow.is_alive() if isinstance(flow, threading.Thread) else bool(flow.done())
 
 
 def _load() -> float:

@@ -135,6 +135,7 @@ class Policy:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Policy:
+        """The policy that ``to_json()`` described."""
         spans = {name.removesuffix("_s"): timedelta(seconds=data[name]) for name in _SPANS if name in data}
         given = {**{name: value for name, value in data.items() if name not in _SPANS}, **spans}
         unknown = set(given) - {field.name for field in fields(cls)}

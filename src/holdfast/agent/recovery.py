@@ -16,9 +16,10 @@ from holdfast.agent import history
 from holdfast.agent.evidence import Found, Histories, Lines, Told
 from holdfast.agent.opened import settle
 from holdfast.errors import Damaged, Forgotten, Unavailable
-from holdfast.store.catalog import BEGINNING, DIGEST_BYTES, LOST, Agent, Branch, End, Point, View, read_body
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change, NewRecord
 from holdfast.store.database import Contents, Database
+from holdfast.store.rows import BEGINNING, DIGEST_BYTES, LOST, Agent, Branch, End, Point, read_body
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

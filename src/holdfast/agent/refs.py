@@ -21,10 +21,11 @@ from holdfast.agent.frames import BranchRef, Refs, beside, body_in
 from holdfast.agent.graph import left_by
 from holdfast.agent.opened import settle
 from holdfast.errors import BadName, CorruptValue, Damaged, HistoriesDiverged
-from holdfast.store.catalog import Agent, Body, Branch, End, Entry, Tag, View, body_bytes, link
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change, Said, moved_body
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import Position
+from holdfast.store.rows import Agent, Body, Branch, End, Entry, Tag, body_bytes, link
 
 MAIN = "main"
 STOOD_MAX = 100

@@ -20,11 +20,12 @@ from holdfast.agent import history
 from holdfast.agent.background import fold_below
 from holdfast.agent.collection import AT_ONCE, WASTE, Links, Pace, Reached, alone, at_once, collect, note_waste
 from holdfast.errors import AgentBusy, Damaged, Forgotten, StoreBusy, UnknownAgent
-from holdfast.store.catalog import Agent, Branch, View, listed, slices
+from holdfast.store.catalog import View, listed, slices
 from holdfast.store.changes import Change, Objects, Work, moved_body, pack_node
 from holdfast.store.database import Contents, Database
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import pack_payload
+from holdfast.store.rows import Agent, Branch
 from holdfast.store.tables import CHECKPOINTS, TABLES
 
 if TYPE_CHECKING:

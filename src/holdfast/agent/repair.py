@@ -31,22 +31,7 @@ from holdfast.agent.store import MAIN, find_store, open_unseen
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
-from holdfast.store.catalog import (
-    BEGINNING,
-    DIGEST_BYTES,
-    LOST,
-    Agent,
-    Body,
-    Branch,
-    End,
-    Point,
-    Progress,
-    Record,
-    Row,
-    Tag,
-    body_bytes,
-    quietly,
-)
+from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import (
     Change,
     NewCheckpoint,
@@ -68,6 +53,20 @@ from holdfast.store.files import (
 )
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.manifest import Manifest, Segment, identity, mark_of, pack_payload
+from holdfast.store.rows import (
+    BEGINNING,
+    DIGEST_BYTES,
+    LOST,
+    Agent,
+    Body,
+    Branch,
+    End,
+    Point,
+    Record,
+    Row,
+    Tag,
+    body_bytes,
+)
 from holdfast.store.witness import Noted, lost, remembered, witness_report
 
 _LOST_MAX = 100_000
@@ -127,6 +126,7 @@ class RepairReport:
         return not self.missing and not self.older and all(agent.whole for agent in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "store": str(self.path),
             "to": str(self.to) if self.to is not None else None,
@@ -496,6 +496,9 @@ class _Mending:
             end = self._lines.end(row.line) or BEGINNING
             parent = self._renewed.get(known.parent, known.parent)
             if (end.position, parent) == (known.effects, known.parent):
+                if row.line != end.line:  # it speaks of no records, and its row of one that is not there
+                    found.rows[n] = row._replace(line=end.line)
+                    self.db.change(partial(Change.set_row, row=row, new=found.rows[n]))
                 continue
             point = self.view.point(n)
             raw = point.manifest._replace(parent=parent, effects=end.position).encode()
@@ -534,8 +537,10 @@ class _Mending:
         """The nearest ancestor of a checkpoint that has lost its parent."""
         row, known, proof = self.found.rows[n], self._proof.known[n], self._proof
         over = self.found.shallow.get(n, 0)
-        near = self._nearest(proof.known[over].id) if over in proof.known else 0
-        return near or self._nearest(known.parent) or self._before(row.b, row.epoch, known.depth)
+        said = self._nearest(proof.known[over].id) if over in proof.known else 0
+        # What a row says may be wrong although its sum fits: an ancestor is less deep.
+        near = (one for one in (said, self._nearest(known.parent)) if one and proof.depth(one) < known.depth)
+        return next(near, 0) or self._before(row.b, row.epoch, known.depth)
 
     def _set_refs(self) -> None:
         """Branches, tags and judgements, as far as what they name stays."""
@@ -663,7 +668,7 @@ class _Mending:
     def _count(self, a: int, refs: Refs) -> None:
         """What is left of an agent; and let its log lead to what nothing else leads to any more."""
         found, proof, told = self.found, self._proof, self._agents[a]
-        reached = found.reached(refs)
+        reached = found.reached(refs) & found.rows.keys()  # the log may still name what could not be kept
         kept = {n for n in self._seen[a] if n in found.rows} | reached
         ends = kept - reached
         ends -= {found.rows[n].parent or found.shallow.get(n, 0) for n in ends}
@@ -718,6 +723,7 @@ class _Mending:
             if gone:
                 change.set_fact(metadata.LOST, b"".join(gone))
             self._rescue.remember(change, noted)
+            self._rescue.settle_log(change)
 
         self.db.change(put)
         self.db.change(self._open)

@@ -18,10 +18,11 @@ from holdfast.agent import letting
 from holdfast.agent.collection import Links, Pace, at_once, points
 from holdfast.agent.policy import Moment, Policy
 from holdfast.agent.removal import Plan, clear, everything, expected_bytes, stored_bytes
-from holdfast.store.catalog import Agent, Branch, Point, View
+from holdfast.store.catalog import View
 from holdfast.store.changes import now_us
 from holdfast.store.database import Contents, Database
 from holdfast.store.manifest import mark_of
+from holdfast.store.rows import Agent, Branch, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -115,7 +116,10 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What a policy keeps and removes. ``freed_bytes``: by how much the store got smaller, or would, roughly."""
+    """What a policy keeps and removes. ``freed_bytes``: by how much the store got smaller, or would, roughly.
+
+    Each of ``agents`` has ``kept`` and ``removed``: entries with ``id``, ``label``, ``time``, ``depth``, and ``why``.
+    """
 
     agents: list[AgentReport]
     freed_bytes: int
@@ -123,10 +127,12 @@ class RetentionReport:
 
     @property
     def kept(self) -> int:
+        """How many checkpoints stay."""
         return sum(len(one.kept) for one in self.agents)
 
     @property
     def removed(self) -> int:
+        """How many checkpoints go."""
         return sum(len(one.removed) for one in self.agents)
 
     @property
@@ -135,6 +141,7 @@ class RetentionReport:
         return sum(one.values for one in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "agents": [one.to_json() for one in self.agents], "kept": self.kept, "removed": self.removed,
             "values": self.values, "freed_bytes": self.freed_bytes, "done": self.done,

@@ -25,18 +25,18 @@ import apsw
 from holdfast.agent.collection import note_waste
 from holdfast.errors import Damaged, KeyNeeded, NotEncrypted, StoreFailed
 from holdfast.store import keys, sqlite
-from holdfast.store.bodies import proof
-from holdfast.store.catalog import NODE_MAX_BYTES, SHAPES, Place, Progress, View, node_digest
+from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, NewPack
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
 from holdfast.store.database import COLD, OBJECTS, Database
 from holdfast.store.engine import Row
 from holdfast.store.files import Layout, failed_disk
-from holdfast.store.manifest import identity, mark_of, split_payload, uncompressed
+from holdfast.store.manifest import body_proof, identity, mark_of, split_payload, uncompressed
 from holdfast.store.objects import Folder, open_objects
 from holdfast.store.packs import Packs, file_name
+from holdfast.store.rows import NODE_MAX_BYTES, SHAPES, Place, node_digest
 from holdfast.store.sqlite import SqliteTx
-from holdfast.store.tables import CHECKPOINTS, HANDLES, TABLES
+from holdfast.store.tables import CHECKPOINTS, HANDLES, LOG_GONE, TABLES
 from holdfast.store.witness import Noted, lost
 
 if TYPE_CHECKING:
@@ -228,8 +228,8 @@ class Salvage:
         values = proven(self._cipher, table, row)
         if values is None:
             # What a record says stands behind its sum: its place in its line may be sound without, or without values.
-            if table == "record" and row[-2]:
-                for left in (proof(bytes(row[-2])), b""):
+            if table == "record" and row[-2] and isinstance(row[-2], bytes):
+                for left in (body_proof(row[-2]), b""):
                     if values := proven(self._cipher, table, (*row[:-2], left, row[-1])):
                         self._hollow[values[0]] = max(values, self._hollow.get(values[0], values), key=_said)
                         break
@@ -426,6 +426,10 @@ class Rescue:
             self._report.missing.append(f"{bare if rows.hollow[r][-1] else gone} is kept")
         if not self.facts:
             self._report.missing.append("what the store said of itself: its policy, and where packs lie, if it had any")
+        missing = self.view.entries_missing()
+        if missing > 0:
+            self.hurt = True
+            self._report.missing.append(f"{missing} entries of the log: what became of refs, or was kept under a key")
         if lost(self.view, noted):
             self._report.missing.append(f"acknowledged {', '.join(lost(self.view, noted))}")
 
@@ -460,6 +464,10 @@ class Rescue:
         """Handles that were given are not given again."""
         for table, number in (*self.floors.items(), *zip(("loose", "log", "record"), noted or (), strict=False)):
             change.remember(table, number)
+
+    def settle_log(self, change: Change) -> None:
+        """What is lost of the log is lost: it counts as it is from now on."""
+        change.set_number(LOG_GONE, change.number_of(LOG_GONE) + change.entries_missing())
 
     def bring_chunks(self, source: Layout, cipher: Cipher) -> None:
         """Copy every chunk that can be read into packs of the new store."""

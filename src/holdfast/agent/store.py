@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from holdfast.agent import history, watchers
+from holdfast.agent import history, metadata, pointers, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
@@ -31,7 +31,6 @@ from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.errors import (
-    BadName,
     BadOption,
     Damaged,
     DiskFull,
@@ -44,13 +43,14 @@ from holdfast.errors import (
     UnknownRevision,
 )
 from holdfast.store import keys
-from holdfast.store.catalog import BEGINNING, Body, Branch, Counted, End, Point, Progress, Tag, View, quietly
-from holdfast.store.catalog import Agent as AgentRow
+from holdfast.store.catalog import Progress, View, quietly
 from holdfast.store.changes import Change, NewRecord, now_us
 from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
+from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point
+from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.tables import FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -123,12 +123,14 @@ class Store:
 
     def __init__(self, place: str, db: Database, options: tuple[Any, ...]) -> None:
         self.place = db.place
+        """Where it is: the directory, or the URL without its password."""
         self._key = place
         self._db = db
         self._options = options
         self._readonly, self._durability, self._paranoid, self._inert = options
         self._batched = self._durability == "batched"
         self._registry: Registry = REGISTRY.child()
+        self._description = metadata.Description(self._registry, None, None)
         self._handles: dict[int, Agent] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -154,12 +156,25 @@ class Store:
     ) -> Self:
         """Open a store, making it first if there is none.
 
-        ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover``
-        accepts that acknowledged commits are missing from a damaged catalog, and goes on with what is there, in doubt
-        about what agents did outside if records are among them; ``trust_older`` that the whole store is older than it
-        was when it was last used here (``StoreWentBack``): a backup was put back. ``key`` opens an encrypted store, and
-        makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32 bytes. Without it, $HOLDFAST_KEY,
-        $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with ``False`` none of them.
+        - ``path``: its directory, or ``postgresql://user:password@host/database?schema=NAME`` for one on a server.
+          Without it: $HOLDFAST_STORE, else .holdfast here or in the nearest directory above, else a new ./.holdfast.
+        - ``create``: with False, raise ``NotAStore`` where there is none.
+        - ``readonly``: every handle only reads.
+        - ``durability``: ``"commit"``: a checkpoint is on the disk when it returns. ``"batched"``: several are
+          written together.
+        - ``types``: modules, their dotted names, or classes: what may be stored and loaded.
+        - ``paranoid``: every checkpoint encodes everything again and compares; for tests.
+        - ``recover``: accept that acknowledged commits are missing from a damaged catalog, and continue with what is
+          there, in doubt about what agents did outside if records are among them.
+        - ``trust_older``: accept that the whole store is older than it was when it was last used here
+          (``StoreWentBack``): a backup was put back.
+        - ``inert``: read unknown types as ``Record``.
+        - ``key``: opens an encrypted store, and makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32
+          bytes. Without it, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with False none of them.
+        - ``objects``: where a new store keeps values of 256 KiB and more: a directory, ``s3://bucket/prefix``,
+          ``gs://...`` or ``az://...``. The store remembers it; another value raises ``BadOption``.
+
+        Opening the same path twice in one process gives the same ``Store``; with other options it raises ``BadOption``.
         """
         if durability not in DURABILITIES:
             raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
@@ -230,15 +245,7 @@ class Store:
         config: Any = None,
         when: When | None = DEFAULT,
     ) -> Agent:
-        """The agent of that name, its last state already there.
-
-        ``when`` says when it is saved by itself; None: only when the program says so. Where it is not given,
-        ``holdfast.toml`` counts, in the store's directory or in the one that this is in; else ``When(adaptive=True)``.
-
-        Raises ``AgentBusy`` while another process writes that branch (``wait_s`` waits for it, ``takeover`` takes it
-        away), and ``Damaged`` when its state cannot be trusted (``recover`` goes on from the newest valid checkpoint,
-        on a new branch).
-        """
+        """The agent of that name, its last state already there."""
         self._check_open()
         check_name(name, "an agent")
         readonly = readonly or self._readonly
@@ -424,34 +431,7 @@ class Store:
         self.flush()
         source = self._agent_row(name)
 
-        def copy(change: Change) -> None:
-            if change.agent(new) is not None:
-                raise BadName(f"there is an agent {new!r} already", hint="Choose another name.")
-            now = now_us()
-            graph = Graph(change, change.agent_at(source.a))
-            left = [change.point(n).id for n in graph.left]
-            origins = [[source.uuid, now, source.a], *source.body.get("origins", ())]
-            about = {"created": now, "of": source.uuid, "origins": origins}
-            made = change.add_agent(new, uuid.uuid4().bytes, about)
-            change.say(made.a, {"what": "clone", "name": new, "of": source.name, "left": left})
-            for branch in graph.branches:
-                point = change.point(branch.head) if branch.head else None
-                body = {key: value for key, value in branch.body.items() if key not in {"arriving", "own", "fork"}}
-                # What the head speaks of, and not what its writer did since. But whoever looks up checkpoints by keys
-                # goes on inside of a step, in the copy as well: what that has done must not be done again.
-                keyed = point is not None and point.row.key
-                end = branch.end if keyed else self._inherited(change, branch.b, point)
-                copied = [branch.b, *branch.body.get("origins", ())]
-                body |= {"created": now, "from": branch.id, "start": end.records, "origins": copied}
-                change.add_branch(made.a, branch.name, uuid.uuid4().bytes, body, point, end)
-            for tag in change.tags(source.a):
-                change.set_tag(tag._replace(a=made.a))
-                change.say(made.a, {"what": "tag", "name": tag.name, "at": tag.id})
-            for n, judged in change.validities(source.a).items():
-                change.set_validity(made.a, n, judged)
-                change.say(made.a, {"what": "validity", **judged, "at": change.point(n).id})
-
-        self._db.change(copy)
+        self._db.change(lambda change: pointers.copy(change, source, new, self._inherited))
 
     def remove(self, name: str, *, dry_run: bool = False, with_copies: bool = False) -> Removal:
         """Remove an agent with its whole history, and free the space that nothing else needs.
@@ -589,17 +569,7 @@ class Store:
         lost: Sequence[NewRecord] = (),
     ) -> Branch:
         """As ``_add_branch``, as a part of a transaction."""
-        check_name(new, "a branch", but="@")
-        body = {"created": now_us(), "from": target.id if target is not None else b"", **(more or {})}
-        self._check_free(change, agent, new)
-        point = change.find(target.id) if target is not None else None
-        if target is not None and point is None:
-            raise Refused("the checkpoint was forgotten meanwhile")
-        b = point.row.b if point is not None else 0
-        inherits = end if end is not None else self._inherited(change, b, point)
-        about = {**body, "start": inherits.records}
-        inherits = change.put_records(0, inherits, lost)
-        return change.add_branch(agent.a, new, uuid.uuid4().bytes, about, point, inherits)
+        return pointers.put_branch(change, agent, new, target, more or {}, self._inherited, end=end, lost=lost)
 
     def _inherited(self, view: View, b: int, point: Point | None) -> End:  # noqa: ARG002 - for the room above
         """The records that begin the line of what begins at a checkpoint of branch ``b``: those that it knows."""
@@ -611,28 +581,12 @@ class Store:
         self._set_tag(row, tag, target)
 
     def _set_tag(self, agent: AgentRow, tag: str, target: Point) -> None:
-        check_new(tag, "a tag")
-
-        def put(change: Change) -> None:
-            if change.branch(agent.a, tag) is not None:
-                raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
-            point = history.current(change, target)
-            change.set_tag(Tag(agent.a, tag, point.n, point.id, {}))
-            change.say(agent.a, {"what": "tag", "name": tag, "at": point.id})
-
-        self._db.change(put)
+        self._db.change(lambda change: pointers.set_tag(change, agent, tag, target))
 
     def untag(self, name: str, tag: str) -> None:
         """Remove a tag."""
         row = self._agent_row(name)
-
-        def drop(change: Change) -> None:
-            if change.tag(row.a, tag) is None:
-                raise UnknownRevision(f"agent {name!r} has no tag {tag!r}")
-            change.drop_tag(row.a, tag)
-            change.say(row.a, {"what": "untag", "name": tag})
-
-        self._db.change(drop)
+        self._db.change(lambda change: pointers.drop_tag(change, row, tag))
 
     def mark(
         self,
@@ -648,20 +602,7 @@ class Store:
         self._set_validity(row, target, validity, reason)
 
     def _set_validity(self, agent: AgentRow, target: Point, validity: str, reason: str) -> None:
-        if validity not in {"good", "suspect", "corrupt"}:
-            raise BadOption(f"validity {validity!r}", hint="Use good, suspect or corrupt.")
-        body = None if validity == "good" else {"validity": validity, "reason": reason, "at": now_us()}
-
-        def judge(change: Change) -> None:
-            point = history.current(change, target)
-            change.set_validity(agent.a, point.n, body)
-            change.say(agent.a, {"what": "validity", "at": point.id, "validity": validity, "reason": reason})
-
-        self._db.change(judge)
-
-    def _check_free(self, change: Change, agent: AgentRow, name: str) -> None:
-        if change.branch(agent.a, name) is not None or change.tag(agent.a, name) is not None:
-            raise BadName(f"{name!r} is already a branch or tag of this agent", hint="Choose another name.")
+        self._db.change(lambda change: pointers.judge(change, agent, target, validity, reason))
 
     def _target(self, name: str, at: str | Checkpoint | None, branch: str) -> tuple[AgentRow, Point]:
         self._check_writable()
@@ -896,6 +837,7 @@ class Store:
 
     @property
     def closed(self) -> bool:
+        """Whether it was closed."""
         return self._db.closed or self._pid != os.getpid()
 
     def _check_open(self) -> None:

@@ -65,7 +65,7 @@ def move_out(
         cold = open_objects(to, store._db.uuid.hex())
         # A place that has packs is never made anew: where a disk is not mounted, that would hide what lies on it.
         cold.require() if known else cold.prepare()
-        store._db.change(partial(_choose, place=place))
+        store._db.change(partial(_choose, store, place=place))
         packs.cold = cold
     moved = _moved(store, place, chosen, packs.chill, progress)
     return replace(moved, needed=needed, young=young)
@@ -81,9 +81,10 @@ def _known(view: View, place: str) -> str:
     return known
 
 
-def _choose(change: Change, place: str) -> None:
+def _choose(store: Store, change: Change, place: str) -> None:
     _known(change, place)  # somebody else may have chosen one meanwhile
     change.set_fact(COLD, place.encode())
+    store._db.own(change)
 
 
 def bring_back(store: Store, progress: Progress, *, dry_run: bool) -> Tiering:

@@ -33,22 +33,11 @@ from holdfast.agent.refs import (
     unmoved,
 )
 from holdfast.errors import BadOption, Damaged, Forgotten, ReadOnly
-from holdfast.store.catalog import (
-    Agent,
-    Branch,
-    Point,
-    Progress,
-    Record,
-    View,
-    body_bytes,
-    link,
-    listed,
-    quietly,
-    slices,
-)
+from holdfast.store.catalog import Progress, View, listed, quietly, slices
 from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import STATE, Position
+from holdfast.store.rows import Agent, Branch, Point, Record, body_bytes, link
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -63,7 +52,11 @@ _LOG = "SELECT max(a), count(*), coalesce(max(e), 0) FROM log"
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What went from one store to another."""
+    """What went from one store to another.
+
+    Each of ``agents`` has its ``name``, its ``status`` (``new``, ``updated``, ``unchanged``, or ``ahead``: the other
+    side is), what ``arrived``, and ``beside``: branches that arrived under another name.
+    """
 
     source: str
     dest: str
@@ -75,6 +68,7 @@ class TransferReport:
         return sum(agent.arrived.bytes for agent in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         agents = [agent.to_json() for agent in self.agents]
         return {"source": self.source, "dest": self.dest, "bytes": self.bytes, "agents": agents}
 

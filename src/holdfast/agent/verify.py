@@ -22,9 +22,10 @@ from holdfast.agent.evidence import Found, Histories, Lines, Refs, Told, scan
 from holdfast.agent.opened import difference, wanted
 from holdfast.errors import Damaged, ForkedHandle, StoreClosed, Unavailable
 from holdfast.store import keys, witness
-from holdfast.store.catalog import NODE_MAX_BYTES, ROWS_AT_ONCE, Agent, Branch, Progress, View, node_digest, quietly
+from holdfast.store.catalog import ROWS_AT_ONCE, Progress, View, quietly
 from holdfast.store.database import Contents
 from holdfast.store.manifest import members_of, uncompressed
+from holdfast.store.rows import NODE_MAX_BYTES, Agent, Branch, node_digest
 from holdfast.store.tables import TABLES
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Problem:
     affected: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return asdict(self)
 
 
@@ -83,6 +85,7 @@ class VerifyReport:
         return list(dict.fromkeys(name for problem in self.problems for name in problem.affected))
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "ok": self.ok,
             "checked": self.checked,
@@ -192,6 +195,7 @@ class _Verification:
                         self._row(table, self.view.cipher.loaded(table, row))
                     if done % ROWS_AT_ONCE == 0:
                         self.progress("rows", done, max(done, total))
+        self._entries()
         for s, members in self._members.items():
             gone = [n for n in members if n not in self.found.rows or self.found.rows[n].s != s]
             if gone:
@@ -216,6 +220,17 @@ class _Verification:
         elif table == "segment":
             self._members[values[0]] = members_of(values[1])
         self.found.take(table, values)
+
+    def _entries(self) -> None:
+        """No entry of the log is missing but those that were deleted on purpose."""
+        if self.store._db.engine.dialect != "sqlite":
+            return  # a server gives handles to several writers at once: they have gaps
+        with self.finding("table log"):
+            missing = self.view.entries_missing()
+            if missing > 0:
+                self.problem("table log", f"{missing} of its entries are missing")
+            elif missing < 0:
+                self.problem("table log", "it has more entries than were written, or what counts them is missing")
 
     def packs(self) -> None:
         for done, pack in enumerate(self._packs, 1):
@@ -349,7 +364,7 @@ class _Verification:
     def _open(self, agent: Agent, refs: Refs, lines: Lines) -> None:
         """The table of open runs says what the lines say. A row too many for a signal that was sent costs a look."""
         log = [entry for entry in self.found.log if entry.a == agent.a]
-        sent = {entry.body.get("id") for entry in log if entry.key}
+        sent = {id for entry in log if entry.key and isinstance(id := entry.body.get("id"), bytes)}
         for branch in refs.branches:
             whole = lines.end(branch.line) == branch.end
             rows = wanted(self.view, branch, log) if whole else None

@@ -54,9 +54,8 @@ def agents(
         )
         abandoned = sum(info.abandoned for info in found)
         if abandoned:
-            session.out.say(Text(f"{count(abandoned, 'abandoned line')}; see `holdfast log NAME --all`.", style="dim"))
-        if found.more:
-            session.out.say(Text(f"{count(found.more, 'more agent')}; use -n 0 for all, or a pattern.", style="dim"))
+            session.out.note(f"{count(abandoned, 'abandoned line')}; see `holdfast log NAME --all`.")
+        session.out.left_out(found.more, "agent", ", a pattern some")
     return 0
 
 
@@ -157,10 +156,10 @@ def remove(
 
 
 def events(agent: Name, /, *, limit: Limit = None, json: Json = False, session: Given) -> int:
-    """Show what was moved and decided for an agent, the newest first, and by whom.
+    """Show what was moved and decided for an agent, and by whom.
 
-    Rollbacks, branches, tags, judgements, decisions about effects in doubt, runs that were cancelled, signals: on all
-    branches.
+    The newest first: rollbacks, branches, tags, judgements, decisions about effects in doubt, runs that were cancelled,
+    signals: on all branches.
     """
     with session.reading() as store:
         handle = reader(store, agent)
@@ -180,8 +179,7 @@ def events(agent: Name, /, *, limit: Limit = None, json: Json = False, session: 
             for one in shown
         ]
         session.out.columns(("when", "what", "by", "about"), rows)
-        if more:
-            session.out.say(Text(f"{count(more, 'older event')}; -n 0 shows all.", style="dim"))
+        session.out.left_out(more, "older event")
     return 0
 
 

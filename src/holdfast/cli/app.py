@@ -24,7 +24,7 @@ from holdfast.errors import Cancelled, HoldfastError
 # Errors speak to programmers; on the command line the way out has another name.
 _HINTS = {
     "agent-busy": "Add --wait SECONDS where the verb has it, or end that process first.",
-    "waiting": "Go on with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
+    "waiting": "Resume it with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
     "run-unfinished": "Resume it (`holdfast run` with its own arguments, or with others and --change), cancel it"
     " (`holdfast runs cancel NAME ID`), work on a branch (`holdfast branch`), or roll back to before it began.",
     "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
@@ -44,10 +44,10 @@ _MORE = Group("More", sort_key=6)
 _VERBS = {
     _LOOK: {
         "agents": "agents", "log": "history", "show": "history", "diff": "history", "when": "stats", "stats": "stats",
-        "leaks": "leaks", "dump": "dump",
+        "dump": "dump",
     },
     _RUN: {
-        "run": "run", "worker": "worker", "runs": "runs", "queues": "runs", "signal": "runs", "effects": "effects",
+        "run": "run", "worker": "run", "runs": "runs", "queues": "runs", "signal": "runs", "effects": "effects",
         "events": "agents",
     },
     _CHANGE: {
@@ -55,8 +55,8 @@ _VERBS = {
         "remove": "agents",
     },
     _CARE: {
-        "init": "store", "verify": "store", "repair": "store", "retain": "retention", "tier": "retention",
-        "doctor": "doctor", "demo": "demo", "key": "keys",
+        "init": "store", "verify": "store", "repair": "store", "retain": "store", "tier": "store",
+        "doctor": "doctor", "demo": "run", "key": "keys",
     },
     _MOVE: {
         "push": "transfer", "pull": "transfer", "backup": "transfer", "move": "transfer", "export": "transfer",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -38,7 +39,7 @@ from holdfast.cli.session import (
     writer,
 )
 from holdfast.cli.text import ago, clean, count, now
-from holdfast.cli.values import change_json, change_lines
+from holdfast.cli.values import change_json, change_lines, named
 from holdfast.errors import BadOption, RollbackBlocked, command
 
 _WAY_OUT = (
@@ -52,6 +53,29 @@ _SHOWN = 12
 # -- branches and tags ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What branches and tags have in common: each is a name for a checkpoint."""
+
+    word: str
+    plural: str
+    key: str  # of the checkpoint, in JSON
+    columns: tuple[str, ...]
+    style: str
+    verb: str
+
+    def named(self, store: Store, agent: str) -> dict[str, Checkpoint | None]:
+        """All of an agent."""
+        handle = reader(store, agent)
+        if self is _TAG:
+            return dict(handle.tags())
+        return {branch: reader(store, agent, branch).head for branch in handle.branches()}
+
+
+_BRANCH = _Kind("branch", "branches", "head", ("head", "depth", "updated", "label"), "bold cyan", "starts at")
+_TAG = _Kind("tag", "tags", "checkpoint", ("checkpoint", "depth", "made", "label"), "bold magenta", "names")
+
+
 def branch(
     agent: Pattern = None,
     new: str | None = None,
@@ -62,7 +86,9 @@ def branch(
     json: Json = False,
     session: Given,
 ) -> int:
-    """List branches, or start a new one. Works while another process writes the agent.
+    """List branches, or start a new one.
+
+    Works while another process writes the agent.
 
     Parameters
     ----------
@@ -76,17 +102,8 @@ def branch(
     if agent is None or new is None:
         if at is not None:
             raise BadOption("--at needs the new branch's name", hint="holdfast branch NAME NEW --at REV")
-        return _list(session, agent, "branch", limit, json=json)
-    with session.writing() as store:
-        name, start = _where(store, agent, at)
-        store.branch(name, new, start)
-        head = reader(store, name, new).at()
-        if json:
-            return session.json("branch", agent=name, branch=new, head=head.to_json())
-        session.out.say(
-            "Branch ", Text(clean(new), style="bold cyan"), f" of {clean(name)} starts at ", *_told(head), "."
-        )  # fmt: skip
-    return 0
+        return _list(session, _BRANCH, agent, limit, json=json)
+    return _set(session, _BRANCH, agent, new, at, json=json)
 
 
 def tag(
@@ -100,7 +117,9 @@ def tag(
     json: Json = False,
     session: Given,
 ) -> int:
-    """List tags, set one (one that exists moves), or remove one. Works while another process writes the agent.
+    """List tags, set one, or remove one.
+
+    A tag that exists moves. Works while another process writes the agent.
 
     Parameters
     ----------
@@ -116,40 +135,42 @@ def tag(
     if agent is None or tag is None:
         if delete or at is not None:
             raise BadOption("--delete and --at need a tag's name", hint="holdfast tag NAME TAG")
-        return _list(session, agent, "tag", limit, json=json)
-    if delete and at is not None:
+        return _list(session, _TAG, agent, limit, json=json)
+    if not delete:
+        return _set(session, _TAG, agent, tag, at, json=json)
+    if at is not None:
         raise BadOption("--delete and --at exclude each other", hint="A tag is removed wherever it is.")
     with session.writing() as store:
-        name, target = _where(store, agent, at)
+        name = store.resolve(agent)[0]
         before = reader(store, name).tags().get(tag)
-        if delete:
-            store.untag(name, tag)
-        else:
-            store.tag(name, tag, target)
-        tagged = None if delete else reader(store, name).tags()[tag]
+        store.untag(name, tag)
         if json:
-            return session.json("tag", agent=name, tag=tag, checkpoint=tagged.to_json() if tagged else None)
-        named = Text(clean(tag), style="bold magenta")
-        if tagged is not None:
-            session.out.say("Tag ", named, f" of {clean(name)} names ", *_told(tagged), ".")
-        elif before is not None:
-            session.out.say("Tag ", named, f" of {clean(name)} is gone. It named ", *_told(before), ".")
+            return session.json("tag", agent=name, tag=tag, checkpoint=None)
+        if before is not None:
+            title = Text(clean(tag), style=_TAG.style)
+            session.out.say("Tag ", title, f" of {clean(name)} is gone. It named ", named(before), ".")
     return 0
 
 
-def _where(store: Store, agent: str, at: str | None) -> tuple[str, str | None]:
-    """The agent and the revision, which may come with the name or by ``--at``, not both."""
-    name, revision = store.resolve(agent)
-    if revision and at is not None:
-        raise BadOption(f"two revisions: @{revision} and --at {at}", hint="Give one of them.")
-    return name, at if at is not None else revision or None
+def _set(session: Session, kind: _Kind, agent: str, ref: str, at: str | None, *, json: bool) -> int:
+    """Give a checkpoint a name. The revision may come with the agent's name or by ``--at``, not both."""
+    with session.writing() as store:
+        name, revision = store.resolve(agent)
+        if revision and at is not None:
+            raise BadOption(f"two revisions: @{revision} and --at {at}", hint="Give one of them.")
+        do = store.branch if kind is _BRANCH else store.tag
+        do(name, ref, at if at is not None else revision or None)
+        point = kind.named(store, name)[ref]
+        if json:
+            about = {kind.word: ref, kind.key: point.to_json() if point else None}
+            return session.json(kind.word, agent=name, **about)
+        where = named(point) if point is not None else "nothing yet"
+        title = Text(clean(ref), style=kind.style)
+        session.out.say(f"{kind.word.capitalize()} ", title, f" of {clean(name)} {kind.verb} ", where, ".")
+    return 0
 
 
-def _told(checkpoint: Checkpoint) -> tuple[Text, str]:
-    return Text(checkpoint.short_id, style="yellow"), f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip()
-
-
-def _list(session: Session, text: str | None, what: str, limit: int | None, *, json: bool) -> int:
+def _list(session: Session, kind: _Kind, text: str | None, limit: int | None, *, json: bool) -> int:
     """The branches or tags of one agent, or of those that a pattern chooses."""
     with session.reading() as store:
         if text is not None and not is_pattern(text):
@@ -157,54 +178,43 @@ def _list(session: Session, text: str | None, what: str, limit: int | None, *, j
         else:
             page = store.agents(text, limit=limited(limit, json=json), sort="name")
             only, names, more = None, [info.name for info in page], page.more
-        found = [(name, *one) for name in names for one in _refs(store, name, what)]
+        found = [(name, *one) for name in names for one in kind.named(store, name).items()]
         if json:
-            key = "head" if what == "branch" else "checkpoint"
             entries = [
-                {"agent": name, "name": ref, key: point.to_json() if point else None} for name, ref, point in found
+                {"agent": name, "name": ref, kind.key: point.to_json() if point else None} for name, ref, point in found
             ]
-            return session.json(_PLURAL[what], agent=only, more=more, **{_PLURAL[what]: entries})
+            return session.json(kind.plural, agent=only, more=more, **{kind.plural: entries})
         if not found:
             whose = f"{clean(only)} has" if only is not None else "There are"
-            session.out.say(f"{whose} no {_PLURAL[what]}.")
+            session.out.say(f"{whose} no {kind.plural}.")
         else:
-            titles = (*(() if only else ("agent",)), what, *_COLUMNS[what])
+            titles = (*(() if only else ("agent",)), kind.word, *kind.columns)
             rows: list[list[Text | str]] = [
-                [*([] if only else [Text(clean(name), style="bold cyan")]), *_row(what, ref, point)]
+                [
+                    *([] if only else [Text(clean(name), style="bold cyan")]),
+                    Text(clean(ref), style=kind.style),
+                    *_row(point),
+                ]
                 for name, ref, point in found
             ]
             session.out.columns(titles, rows, right=(titles.index("depth"),))
-        if more:
-            session.out.say(Text(f"{count(more, 'more agent')}; use -n 0 for all, or a pattern.", style="dim"))
+        session.out.left_out(more, "agent", ", a pattern some")
     return 0
 
 
-_PLURAL = {"branch": "branches", "tag": "tags"}
-_COLUMNS = {"branch": ("head", "depth", "updated", "label"), "tag": ("checkpoint", "depth", "made", "label")}
-
-
-def _refs(store: Store, name: str, what: str) -> list[tuple[str, Checkpoint | None]]:
-    agent = reader(store, name)
-    if what == "tag":
-        return list(agent.tags().items())
-    return [(branch, reader(store, name, branch).head) for branch in agent.branches()]
-
-
-def _row(what: str, ref: str, point: Checkpoint | None) -> list[Text | str]:
-    named = Text(clean(ref), style="bold cyan" if what == "branch" else "bold magenta")
+def _row(point: Checkpoint | None) -> list[Text | str]:
     if point is None:
-        return [named, "", "", "", Text("no checkpoint yet", style="dim")]
-    about = Text(point.short_id, style="yellow"), f"#{point.depth}", ago(point.time, now()), clean(point.label)
-    return [named, *about]
+        return ["", "", "", Text("no checkpoint yet", style="dim")]
+    return [Text(point.short_id, style="yellow"), f"#{point.depth}", ago(point.time, now()), clean(point.label)]
 
 
 # -- undo -----------------------------------------------------------------------------------------------------------
 
 
 def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json = False, session: Given) -> int:
-    """Reverse the last checkpoint that is not yet undone. Again undoes the one before.
+    """Reverse the last checkpoint that is not yet undone.
 
-    This appends a new checkpoint; the history keeps both.
+    Again undoes the one before. This appends a new checkpoint; the history keeps both.
 
     Parameters
     ----------
@@ -220,11 +230,11 @@ def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json
             said = [change_json(change) for change in changes]
             return session.json("undo", agent=name, branch=branch, **points, changes=said)
         session.out.say(
-            Text("Done again: " if redo else "Undone: ", style="bold green"), *_told(target),
+            Text("Done again: " if redo else "Undone: ", style="bold green"), named(target),
             f", in the new checkpoint #{made.depth} ", Text(made.short_id, style="yellow"), ".",
         )  # fmt: skip
         for line in change_lines(changes):
-            session.out.say("  ", line, wrap=True)
+            session.out.say("  ", line)
     return 0
 
 
@@ -243,7 +253,7 @@ def rollback(
     consent: Consent = ASKS,
     session: Given,
 ) -> int:
-    """Move a branch back to an earlier checkpoint, and undo what the agent did outside since.
+    """Move a branch back, and undo what the agent did outside since.
 
     Nothing is deleted: what came after stays in the history (`holdfast log NAME --all`), and `holdfast branch` gives
     it a name again. Shows first what will be undone and left behind, then asks. Ends with 7 when an effect stands in
@@ -268,7 +278,7 @@ def rollback(
             said = count(len(plan.blocked), "effect stands", "effects stand")
             raise RollbackBlocked(f"{said} in the way; nothing was changed")
         if plan.blocked and not consent.json:
-            session.out.say(_WAY_OUT, wrap=True)
+            session.out.say(_WAY_OUT)
         done = consent.given(session, "Roll back?")
         head = plan.apply() if done else None
         if consent.json:
@@ -293,9 +303,11 @@ def _handle(
 def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Change]) -> None:
     target = plan.target
     out.say(
-        Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"), " goes back to ",
-        Text(target.short_id, style="yellow"), f" #{target.depth} {clean(target.label)} ({ago(target.time, now())}).",
-    )  # fmt: skip
+        Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"),
+        " goes back to ",
+        named(target),
+        f" ({ago(target.time, now())}).",
+    )
     if plan.abandons:
         out.say(f"{count(len(plan.abandons), 'checkpoint')} will be left behind, not deleted:")
         for checkpoint in plan.abandons[:_SHOWN]:
@@ -304,14 +316,14 @@ def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Chan
                 Text(f"  {ago(checkpoint.time, now())}", style="dim"), f"  {clean(checkpoint.label)}",
             )  # fmt: skip
         if len(plan.abandons) > _SHOWN:
-            out.say(Text(f"  … and {len(plan.abandons) - _SHOWN:,} more", style="dim"))
+            out.note(f"  … and {len(plan.abandons) - _SHOWN:,} more")
     if changes:
         out.say("The state changes like this:")
         changed = list(change_lines(changes))
         for line in changed[:_SHOWN]:
-            out.say("  ", line, wrap=True)
+            out.say("  ", line)
         if len(changed) > _SHOWN:
-            out.say(Text(f"  … and {count(len(changed) - _SHOWN, 'more line')}", style="dim"))
+            out.note(f"  … and {count(len(changed) - _SHOWN, 'more line')}")
     else:
         out.say("Only bookkeeping changes." if plan.diff.everything else "The state stays as it is.")
     _show_effects(out, handle, plan)
@@ -333,14 +345,11 @@ def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
                 line.append(f" {call_of(one.effect)}{whose}")
                 used = f"also known to {', '.join(one.used_by)}" if one.used_by else ""
                 said = "; ".join(part for part in (one.why, used) if part)
-                out.say(line, Text(f": {clean(said)}" if said else "", style="dim"), wrap=True)
+                out.say(line, Text(f": {clean(said)}" if said else "", style="dim"))
     if plan.harmless:
-        out.say(Text(f"{count(len(plan.harmless), 'call')} changed nothing outside.", style="dim"))
+        out.note(f"{count(len(plan.harmless), 'call')} changed nothing outside.")
     for name, checkpoint in plan.children:
-        out.say(
-            "Child ", Text(clean(name), style="bold cyan"), " goes back to ", Text(checkpoint.short_id, style="yellow"),
-            f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip(), ".",
-        )  # fmt: skip
+        out.say("Child ", Text(clean(name), style="bold cyan"), " goes back to ", named(checkpoint), ".")
 
 
 def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan) -> None:
@@ -353,7 +362,7 @@ def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan) -> N
     if plan.abandons:
         where = name if branch == "main" else f"{name}@{branch}"
         back = command("rollback", where, "--to", f"id:{plan.abandons[0].short_id}")
-        out.say(Text(f"To go forward again: {clean(back)}", style="dim"))
+        out.command("To go forward again: ", back)
 
 
 def _as_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], *, done: bool) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,13 +82,8 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
     if is_url(found["path"]):
         return found | {"filesystem": None, "space_bytes": None, "flush": None}, 0
     place = Path(found["path"])
-    flush = flush_time(place)
-    found["filesystem"] = filesystem(place)
-    found["space_bytes"] = free_bytes(place)
-    found["flush"] = (
-        {"median_s": flush.median_s, "worst_s": flush.worst_s, "suspicious": flush.suspicious} if flush else None
-    )
-    return found, 0
+    about = {"filesystem": filesystem(place), "space_bytes": free_bytes(place), "flush": flush_time(place)}
+    return found | about, 0
 
 
 def _error(error: HoldfastError) -> dict[str, str]:
@@ -137,10 +131,11 @@ def _print(out: Output, data: dict[str, Any], troubles: list[tuple[str, str]]) -
         _writers(out, store["writers"])
     out.say()
     if not troubles:
-        out.say(Text("No trouble found. ", style="bold green"), "`holdfast verify` checks every byte in the store.")
+        done = Text("No trouble found. ", style="bold green")
+        out.say(done, "`holdfast verify` checks every byte in the store.")
     styles = {"note": "cyan", "warning": "bold yellow", "error": "bold red"}
     for level, text in troubles:
-        out.say(Text(f"{level}: ", style=styles[level]), clean(text), wrap=True)
+        out.say(Text(f"{level}: ", style=styles[level]), clean(text))
 
 
 def _program(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -177,28 +172,16 @@ def _writers(out: Output, writers: list[dict[str, Any]]) -> None:
         who = f"process {writer.get('pid')} on {writer.get('host')} ({writer.get('program')})"
         out.say(Text(f"  {clean(str(writer.get('agent')))}", style="bold cyan"), clean(f"  {who}{began}"))
     if not writers:
-        out.say(Text("  none", style="dim"))
+        out.note("  none")
 
 
 def _group(out: Output, title: str, facts: Iterator[tuple[str, str]]) -> None:
     out.say(Text(title, style="bold"))
     for name, text in facts:
-        out.say(Text(f"  {name:<9} ", style="dim"), clean(text), wrap=True)
+        out.say(Text(f"  {name:<9} ", style="dim"), clean(text))
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Flush:
-    """How long writing 4 KiB durably takes: the middle and the worst of a few tries, in seconds."""
-
-    median_s: float
-    worst_s: float
-
-    @property
-    def suspicious(self) -> bool:
-        return self.median_s < _TOO_FAST_S
 
 
 def filesystem(path: Path) -> str:
@@ -221,8 +204,8 @@ def free_bytes(path: Path) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def flush_time(directory: Path) -> Flush | None:
-    """Measured with a nameless file in ``directory``; None where nothing can be written."""
+def flush_time(directory: Path) -> dict[str, Any] | None:
+    """How long writing 4 KiB durably takes, in a nameless file there; None where nothing can be written."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             times = []
@@ -234,7 +217,8 @@ def flush_time(directory: Path) -> Flush | None:
                 times.append(time.perf_counter() - begun)
     except OSError:
         return None
-    return Flush(statistics.median(times), max(times))
+    median_s = statistics.median(times)
+    return {"median_s": median_s, "worst_s": max(times), "suspicious": median_s < _TOO_FAST_S}
 
 
 def packages(names: tuple[str, ...]) -> dict[str, str | None]:

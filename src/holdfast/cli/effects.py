@@ -13,7 +13,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.programs import given_json
 from holdfast.cli.session import Flag, Given, Json, Limit, OnBranch, Wait, is_pattern, limited, reader, writer
 from holdfast.cli.text import ago, clean, count, now, shorten
-from holdfast.cli.values import as_json, text_of
+from holdfast.cli.values import as_json, text_of, whose
 from holdfast.errors import BadOption, command
 
 NO_DOUBT = "Nothing is in doubt."
@@ -79,7 +79,7 @@ def list_(
             return session.json("effects", agent=name, branch=branch, effects=listed, more=more)
         out = session.out
         if shown:
-            _print(out, shown, whose=name is None, placed=run is not None, full=full)
+            _print(out, shown, agents=name is None, placed=run is not None, full=full)
         elif in_doubt:
             out.say(NO_DOUBT)
         else:
@@ -87,9 +87,9 @@ def list_(
             out.say(f"{who} outside that is recorded.")
         if more and name is None:
             rest = f"More on up to {count(more, 'branch', 'branches')}; -n 0 shows all, --in-doubt or a pattern some."
-            out.say(Text(rest, style="dim"))
-        elif more:
-            out.say(Text(f"{count(more, 'older call')}; -n 0 shows all.", style="dim"))
+            out.note(rest)
+        else:
+            out.left_out(more, "older call")
     return 0
 
 
@@ -135,7 +135,7 @@ def resolve(
             "not done; it will be called again." if not_done else "done.",
         )  # fmt: skip
         rest = f"{count(len(left), 'effect is', 'effects are')} still in doubt." if left else NO_DOUBT
-        session.out.say(Text(rest, style="dim"))
+        session.out.note(rest)
     return 0
 
 
@@ -168,11 +168,11 @@ def _looking(store: Store, text: str) -> tuple[Agent, str]:
     return (reader(store, name, rev), "") if rev in agent.branches() else (agent, rev)
 
 
-def _print(out: Output, shown: list[Effect], *, whose: bool, placed: bool, full: bool) -> None:
-    heads = (*(["agent"] if whose else []), *(["position"] if placed else []), *_HEADS)
+def _print(out: Output, shown: list[Effect], *, agents: bool, placed: bool, full: bool) -> None:
+    heads = (*(["agent"] if agents else []), *(["position"] if placed else []), *_HEADS)
     rows = [
         [
-            *([Text(_whose(one), style="bold cyan")] if whose else []),
+            *([Text(whose(one), style="bold cyan")] if agents else []),
             *([clean(one.path)] if placed else []),
             *_row(one),
         ]
@@ -191,7 +191,7 @@ def _print(out: Output, shown: list[Effect], *, whose: bool, placed: bool, full:
     ):
         found = [one for one in shown if one.status == status and one.key]
         if found:
-            _advise(out, _whose(found[0]), found, what, advice, ways)
+            _advise(out, whose(found[0]), found, what, advice, ways)
 
 
 _ASK_PROBE = "Running it again asks its probe; if that cannot tell, find out and say so:"
@@ -202,13 +202,9 @@ _BRING_BACK = (
 
 
 def _advise(out: Output, where: str, found: list[Effect], what: str, advice: str, ways: str) -> None:
-    out.say(Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True)
+    out.say(Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice)
     settle = command("effects", "resolve", where, found[0].id)
-    out.say(f"  {clean(settle)} --done JSON --why TEXT{ways}")
-
-
-def _whose(effect: Effect) -> str:
-    return clean(effect.agent if effect.branch == "main" else f"{effect.agent}@{effect.branch}")
+    out.command("  ", f"{settle} --done JSON --why TEXT", ways)
 
 
 def _row(effect: Effect) -> list[Text | str]:

@@ -103,15 +103,10 @@ class _History:
         tags: dict[str, list[str]] = {}
         for tag, tagged in agent.tags().items():
             tags.setdefault(tagged.id, []).append(tag)
-        if everything:
-            found = agent.log(all=True)
-            reached: set[str] | None = {c.id for branch in branches for c in reader(store, name, branch).log()}
-        elif rev and rev not in branches:
-            found = agent.log(at=rev)
-            reached = None
-        else:
-            found = agent.log()
-            reached = None
+        at = rev if rev and rev not in branches else None
+        found = agent.log(all=True) if everything else agent.log(at=at)
+        lines = (reader(store, name, branch).log() for branch in branches)
+        reached = {c.id for line in lines for c in line} if everything else None
         depths = {c.id: c.depth for c in found}
         told = [one for one in agent.crashes() if str(one.get("checkpoint", "")) in {*depths, ""}]
         return cls(agent, found, heads, tags, reached, depths, told)
@@ -153,12 +148,12 @@ def _print_log(out: Output, history: _History, shown: list[Checkpoint]) -> None:
     for checkpoint, row in zip(shown, rows, strict=True):
         written = f"{checkpoint.time.astimezone():%Y-%m-%d %Z}"
         if written != day:
-            out.say(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"))
+            out.say(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"), wrap=False)
             day = written
         _crashed(out, history, checkpoint.id, passing)
         if row.joins:
-            out.say(Text(row.joins, style="dim"))
-        out.say(_entry(out, history, checkpoint, row, graph_width, depth_width))
+            out.say(Text(row.joins, style="dim"), wrap=False)
+        out.say(_entry(out, history, checkpoint, row, graph_width, depth_width), wrap=False)
         passing = row.passing
     if len(shown) == len(history.checkpoints):
         _crashed(out, history, "", "")
@@ -203,7 +198,7 @@ def _crashed(out: Output, history: _History, checkpoint_id: str, passing: str) -
         about = f"as {told['branch']}, from" if new_start else ": ".join(filter(None, (told["error"], told["message"])))
         line.append(f"  {clean(shorten(about, _ABOUT))}  ")
         line.append(clean(told["dump"].rpartition("/")[2]), style="dim")
-        out.say(line)
+        out.say(line, wrap=False)
 
 
 def _crash_json(one: dict[str, Any]) -> dict[str, Any]:
@@ -235,15 +230,10 @@ def _remarks(history: _History, checkpoint: Checkpoint) -> Text:
 
 
 def _footer(out: Output, history: _History, shown: list[Checkpoint]) -> None:
-    notes = []
-    more = len(history.checkpoints) - len(shown)
-    if more:
-        notes.append(f"{count(more, 'older checkpoint')} not shown; -n 0 shows all.")
+    out.left_out(len(history.checkpoints) - len(shown), "older checkpoint")
     lines = len(history.agent.abandoned())
     if lines and history.reached is None:
-        notes.append(f"{count(lines, 'abandoned line')} not shown; --all shows {'it' if lines == 1 else 'them'}.")
-    for note in notes:
-        out.say(Text(note, style="dim"))
+        out.note(f"{count(lines, 'abandoned line')} not shown; --all shows {'it' if lines == 1 else 'them'}.")
 
 
 @dataclass(frozen=True)
@@ -313,7 +303,7 @@ def show(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Show one checkpoint: what it is, its sections, its state as a tree, and what it changed.
+    """Show one checkpoint: its state as a tree, and what it changed.
 
     Parameters
     ----------
@@ -420,7 +410,7 @@ def _sections(out: Output, checkpoint: Checkpoint, hidden: Collection[str]) -> N
     out.say()
     sections = checkpoint.sections
     if not sections:
-        out.say(Text("The state is empty.", style="dim"))
+        out.note("The state is empty.")
         return
     rows = [
         (Text(clean(name), style="cyan"), digest[:16], kind_of(_value_at(checkpoint, (name,))))
@@ -430,7 +420,7 @@ def _sections(out: Output, checkpoint: Checkpoint, hidden: Collection[str]) -> N
     if rows:
         out.columns(("section", "digest", "holds"), rows)
     if hidden:
-        out.say(Text(f"{count(len(hidden), 'section')} of bookkeeping hidden; --bookkeeping shows it.", style="dim"))
+        out.note(f"{count(len(hidden), 'section')} of bookkeeping hidden; --bookkeeping shows it.")
 
 
 def _tree(
@@ -446,7 +436,7 @@ def _tree(
         out.say(line, wrap=full or bool(parts))
     if tree.cut:
         where = "place is" if tree.cut == 1 else "places are"
-        out.say(Text(f"{tree.cut} {where} cut short; --full shows everything, --path one place.", style="dim"))
+        out.note(f"{tree.cut} {where} cut short; --full shows everything, --path one place.")
 
 
 def _changes(out: Output, checkpoint: Checkpoint, hidden: Collection[str], *, full: bool) -> None:
@@ -457,9 +447,9 @@ def _changes(out: Output, checkpoint: Checkpoint, hidden: Collection[str], *, fu
     out.say(Text("Changed by this checkpoint", style="bold"))
     shown = found if full else found[:_CHANGES]
     for line in change_lines(shown):
-        out.say(line, wrap=True)
+        out.say(line)
     if len(found) > len(shown):
-        out.say(Text(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.", style="dim"))
+        out.note(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.")
 
 
 def _as_json(
@@ -529,9 +519,9 @@ def diff(
             session.out.say(Text(f"--- {_title(agent, before)}", style="bold red"))
             session.out.say(Text(f"+++ {_title(agent, after)}", style="bold green"))
             for line in change_lines(found):
-                session.out.say(line, wrap=True)
+                session.out.say(line)
             changed = count(len(found), "change") if found else "no differences"
-            session.out.say(Text(changed, style="dim"))
+            session.out.note(changed)
     return DIFFERENT if exit_code and before.digest != after.digest else 0
 
 

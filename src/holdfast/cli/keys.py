@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.text import Text
 
 import holdfast
@@ -26,9 +27,46 @@ Key: TypeAlias = "holdfast.keys.Secret | Literal[False] | None"
 
 
 _IN_FILE = "The key is the only line of this file: 64 hexadecimal digits, or a passphrase."
-KeyFile = Annotated[Path | None, option(_IN_FILE, "FILE")]
-KeyEnv = Annotated[str | None, option("The key is in this variable.", "VARIABLE")]
-KeyCommand = Annotated[str | None, option("The key is what this command prints.", "COMMAND")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class KeySource:
+    """Where a new key comes from: the options of a verb that gives one."""
+
+    key_file: Annotated[Path | None, option(_IN_FILE, "FILE")] = None
+    key_env: Annotated[str | None, option("The key is in this variable.", "VARIABLE")] = None
+    key_command: Annotated[str | None, option("The key is what this command prints.", "COMMAND")] = None
+
+    @property
+    def named(self) -> int:
+        """How many of them."""
+        return sum(value is not None for value in (self.key_file, self.key_env, self.key_command))
+
+    def chosen(self, prompt: str) -> str | holdfast.keys.Secret:
+        """The key, or a passphrase that is typed twice."""
+        if self.named > 1:
+            raise BadOption("more than one place for the key was named", hint="Name one.")
+        if self.key_file is not None:
+            return holdfast.keys.from_file(self.key_file)
+        if self.key_env is not None:
+            return holdfast.keys.from_environment(self.key_env)
+        if self.key_command is not None:
+            return holdfast.keys.from_command(self.key_command)
+        if not sys.stdin.isatty():
+            raise BadOption(
+                "there is no terminal to ask for a passphrase",
+                hint="Name a file, a variable or a command that has the key.",
+            )
+        first = getpass(f"{prompt}: ")
+        if getpass("The same again: ") != first:
+            raise BadOption("the two passphrases differ", hint="Try again.")
+        return first
+
+
+ASKED = KeySource()
+# Beside the key that opens the store, the one that is to open it: --new-key-file and the like.
+NewKey = Annotated[KeySource, Parameter(name="*", name_transform=lambda name: f"new-{name.replace('_', '-')}")]
 # Where two things have keys: the file of one of them, or "none" when it has no key.
 _SOURCE = 'The key of what is read, when it is not that of $HOLDFAST_KEY and the like; "none" when it has none.'
 SourceKey = Annotated[str | None, option(_SOURCE, "FILE")]
@@ -57,17 +95,9 @@ def list_(*, json: Json = False, session: Given) -> int:
 
 
 @key.command
-def add(
-    *,
-    new_key_file: KeyFile = None,
-    new_key_env: KeyEnv = None,
-    new_key_command: KeyCommand = None,
-    json: Json = False,
-    session: Given,
-) -> int:
+def add(*, new: NewKey = ASKED, json: Json = False, session: Given) -> int:
     """Let one more key open the store. Without an option a passphrase is asked for."""
-    new = chosen(new_key_file, new_key_env, new_key_command, "New passphrase")
-    made = holdfast.keys.add(session.place, new)
+    made = holdfast.keys.add(session.place, new.chosen("New passphrase"))
     if json:
         return session.json("key", did="add", key=made.to_json())
     session.out.say(f"Key {made.number} opens the store from now on.")
@@ -105,9 +135,7 @@ def rotate(
     *,
     full: Flag = False,
     discard_old: Flag = False,
-    new_key_file: KeyFile = None,
-    new_key_env: KeyEnv = None,
-    new_key_command: KeyCommand = None,
+    new: NewKey = ASKED,
     consent: Consent = ASKS,
     session: Given,
 ) -> int:
@@ -122,7 +150,7 @@ def rotate(
         Delete the old store when the new one has its place. Without --full: delete those that are left beside it.
     """
     if discard_old and not full:
-        if any((new_key_file, new_key_env, new_key_command)):
+        if new.named:
             raise BadOption("a new key was named without --full", hint="Add --full, or leave out --discard-old.")
         return _discard_old(session, consent)
     if consent.dry_run:
@@ -130,7 +158,7 @@ def rotate(
     with bars(session.err) as progress:
         made = holdfast.keys.rotate(
             session.place,
-            lambda: chosen(new_key_file, new_key_env, new_key_command, "New passphrase"),
+            lambda: new.chosen("New passphrase"),
             full=full,
             discard_old=discard_old,
             progress=progress,
@@ -164,27 +192,6 @@ def _discard_old(session: Session, consent: Consent) -> int:
 
 def environment_has_a_key() -> bool:
     return any(os.environ.get(name) for name in VARIABLES)
-
-
-def chosen(file: Path | None, env: str | None, command: str | None, prompt: str) -> str | holdfast.keys.Secret:
-    """The new key that the options name, or a passphrase that is typed twice."""
-    if sum(value is not None for value in (file, env, command)) > 1:
-        raise BadOption("more than one place for the key was named", hint="Name one.")
-    if file is not None:
-        return holdfast.keys.from_file(file)
-    if env is not None:
-        return holdfast.keys.from_environment(env)
-    if command is not None:
-        return holdfast.keys.from_command(command)
-    if not sys.stdin.isatty():
-        raise BadOption(
-            "there is no terminal to ask for a passphrase",
-            hint="Name a file, a variable or a command that has the key.",
-        )
-    first = getpass(f"{prompt}: ")
-    if getpass("The same again: ") != first:
-        raise BadOption("the two passphrases differ", hint="Try again.")
-    return first
 
 
 def key_in(file: str | None) -> Key:

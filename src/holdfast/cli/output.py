@@ -1,8 +1,8 @@
 """Where a command's words go: a console for people, JSON for programs.
 
 Owns colours, columns and how JSON is written. Knows nothing of agents. Always holds: no markup is interpreted, and
-what was not cleaned by ``text.clean`` is never printed. On a terminal a line that is too long is cut with ``…``;
-anywhere else it is whole, so that nothing is lost in a pipe.
+what was not cleaned by ``text.clean`` is never printed. On a terminal a sentence that is too long is continued below,
+and a line of a table or a history is cut with ``…``; anywhere else all are whole, so that nothing is lost in a pipe.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.cli.text import clean, count
+
 # However narrow the terminal is, this much of a column is shown.
 _NARROWEST = 12
+# The last column has words in it. With less room than this, they stand below.
+_LEGIBLE = 24
 # What stands before a line that goes on from the one above.
 _HANGING = " " * 4
 
@@ -39,40 +43,60 @@ class Output(Console):
         """Whether lines and dots outside ASCII can be shown."""
         return self.encoding.lower().replace("_", "-").startswith("utf")
 
-    def say(self, *parts: Text | str, wrap: bool = False) -> None:
-        """One line: on a terminal cut, or with ``wrap`` continued below; whole elsewhere."""
+    def say(self, *parts: Text | str, wrap: bool = True) -> None:
+        """One line: on a terminal continued below, or without ``wrap`` cut; whole elsewhere."""
         text = Text.assemble(*parts)
-        if not self.is_terminal:
-            self.print(text, soft_wrap=True)
-        elif not wrap:
+        room = max(20, self.width - len(_HANGING))
+        if self.is_terminal and not wrap:
             self.print(text, no_wrap=True, overflow="ellipsis")
+        elif not self.is_terminal or max(map(len, text.plain.split()), default=0) > room:
+            self.print(text, soft_wrap=True)  # a terminal breaks it anywhere, and it is copied as one
         else:
-            first, *rest = text.wrap(self, max(20, self.width - len(_HANGING))) or [text]
+            first, *rest = text.wrap(self, room) or [text]
             self.print(first)
             for line in rest:
                 self.print(Text(_HANGING).append_text(line))
 
+    def command(self, before: str, command: str, after: str = "") -> None:
+        """A command to be copied, so nothing is put into it, however narrow the terminal is."""
+        self.print(Text.assemble(Text(before, style="dim"), clean(command), Text(after, style="dim")), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """What is good to know, in the background."""
+        self.say(Text(text, style="dim"))
+
+    def left_out(self, more: int, one: str, ways: str = "") -> None:
+        """How many a limit has left out, and how to see them."""
+        if more:
+            self.note(f"{count(more, one)} not shown; -n 0 shows all{ways}.")
+
     def columns(self, heads: Sequence[str], rows: Iterable[Sequence[Text | str]], *, right: Iterable[int] = ()) -> None:
-        """A table: each column as wide as its widest cell, the last one as long as it likes."""
+        """A table: each column as wide as its widest cell, the last one as long as it likes.
+
+        On a terminal where the last one would have no room to speak of, it stands below its line.
+        """
         cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
         head = [Text(word, style="bold") for word in heads]
         table = [head, *cells]
         widths = [max(row[at].cell_len for row in table) for at in range(len(heads))]
-        if self.is_terminal:
-            widths = _fitting(widths, self.width)
-        aligned_right = set(right)
         last = len(heads) - 1
+        aligned_right = set(right)
+        room = self.width - sum(widths[:last]) - 2 * last
+        below = self.is_terminal and last not in aligned_right and room < min(widths[last], _LEGIBLE)
+        if self.is_terminal:
+            widths = _fitting(widths[: last + (not below)], self.width)
         for row in table:
             line = Text()
-            for at, cell in enumerate(row):
+            for at, (cell, width) in enumerate(zip(row, widths, strict=False)):
                 if at != last or at in aligned_right:
-                    cell.truncate(widths[at], overflow="ellipsis")
-                    cell.align("right" if at in aligned_right else "left", widths[at])
+                    cell.truncate(width, overflow="ellipsis")
+                    cell.align("right" if at in aligned_right else "left", width)
                 line.append_text(cell)
-                if at != last:
-                    line.append("  ")
+                line.append("  ")
             line.rstrip()
-            self.say(line)
+            self.say(line, wrap=False)
+            if below and row[last].plain.strip():
+                self.say(_HANGING, row[last], wrap=False)
 
     def confirmed(self, question: str) -> bool:
         """Whether a person at the terminal says yes."""

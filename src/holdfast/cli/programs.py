@@ -16,8 +16,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Annotated, Any
@@ -45,16 +44,12 @@ def load(programs: Iterable[str]) -> None:
         module_of(program)
 
 
-@contextmanager
-def writing(session: Session, programs: Sequence[str]) -> Iterator[Store]:
+def writing(session: Session, programs: Sequence[str]) -> Store:
     """With programs, what undoes effects is theirs, and gets values of their types."""
     if not programs:
-        with session.writing() as store:
-            yield store
-        return
+        return session.writing()
     load(programs)
-    with holdfast.open(session.place, create=False) as store:
-        yield store
+    return holdfast.open(session.place, create=False)
 
 
 def module_of(program: str) -> ModuleType:

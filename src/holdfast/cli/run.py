@@ -1,17 +1,23 @@
-"""``holdfast run``: a script, a durable function, or every run whose time has come.
+"""``holdfast run``: a script, a durable function, or every run whose time has come; ``worker``; and ``demo``.
 
 Owns which function is executed for whom, and what is said about its end. The programs are those that a person names; a
-store only says which of their functions to go on with.
+store only says which of their functions to resume.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
+from json import dumps
+from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -22,15 +28,13 @@ from holdfast import Agent, RunInfo, Store
 from holdfast.cli.complete import agents
 from holdfast.cli.exits import ATTENTION, DAMAGED, FAILED, RAISED, exit_code
 from holdfast.cli.programs import existing, function_of, given_json, load, run_file, show_ended, show_raised, waits
-from holdfast.cli.runs import run_json, style_of, whose
-from holdfast.cli.session import Flag, Given, Json, Session, absolute, on_branch
-from holdfast.cli.text import clean
-from holdfast.cli.values import text_of
+from holdfast.cli.runs import run_json, style_of
+from holdfast.cli.session import Flag, Given, Json, Session, Types, absolute, on_branch
+from holdfast.cli.text import clean, count
+from holdfast.cli.values import text_of, whose
 from holdfast.errors import AgentBusy, BadOption, Cancelled, HoldfastError, UnknownAgent, Waiting
-from holdfast.run import DURABLES, Options, configured, known, told
+from holdfast.run import DURABLES, Options, Worked, Worker, configured, known, told
 
-SCHEMA = "holdfast.run/1"
-DUE_SCHEMA = "holdfast.run.due/1"
 Failed = Callable[[BaseException], Any]
 _RESULT_CHARACTERS = 400
 # Options of this verb that take a word after them; needed to find where a script's own words begin.
@@ -50,11 +54,11 @@ def run(
     limit: Annotated[float | None, Parameter(metavar="SECONDS", show_default=False)] = None,
     due: Flag = False,
     no_dumps: Flag = False,
-    types: Annotated[tuple[str, ...], Parameter(metavar="MODULE", negative="", show_default=False)] = (),
+    types: Types = (),
     json: Json = False,
     session: Given,
 ) -> int:
-    """Run a script or a durable function, or resume the runs whose time has come.
+    """Run a script or a durable function, or resume runs that are due.
 
     * `holdfast run FILE [ARGS]`: as `python FILE ARGS`, with the store and the exit codes of this program.
     * `holdfast run MODULE:FUNCTION --agent NAME [--args JSON]`: from the beginning, or from where it stopped.
@@ -83,11 +87,9 @@ def run(
     limit
         Tell a run that begins now to stop after so many seconds, wherever it is executed then.
     due
-        Go on with every run whose time or signal has come, as far as it gets without waiting.
+        Resume every run whose time or signal has come, as far as it gets without waiting.
     no_dumps
         Do not watch the program: when it crashes, it leaves no dump.
-    types
-        Modules whose classes may be stored and loaded.
     json
         Print JSON (schema holdfast.run/1, or holdfast.run.due/1). What the program prints goes to stderr.
     """
@@ -114,12 +116,12 @@ def run(
     given = _arguments(args)
     with watched(session, wanted=not no_dumps) as failed, foreign_code(json=json, failed=failed):
         function = function_of(program)
-        with working_store(session, types) as store:
+        with session.working(types) as store:
             options = Options(id=id, wait=not no_wait, change=change, again=again, limit_s=limit)
             info, result = _execute(store, function, agent, given, options)
             data = run_json(info)
     if json:
-        session.out.json({"schema": SCHEMA, "run": data})
+        session.json("run", run=data)
     else:
         _finished(session, info, result)
     return 0
@@ -193,7 +195,8 @@ def watched(session: Session, *, wanted: bool) -> Iterator[Failed]:
         return
     # Where the program's own open() would make its store, unless one is there: its dumps go into it.
     place = session.place or os.environ.get("HOLDFAST_STORE") or ".holdfast"
-    installed = holdfast.crash.install(None if session.place is None and _has_store() else absolute(place))
+    there = session.place is None and (holdfast.crash.folder_of(None).parent / "store.db").is_file()
+    installed = holdfast.crash.install(None if there else absolute(place))
     try:
         yield installed.failed
     finally:
@@ -202,17 +205,11 @@ def watched(session: Session, *, wanted: bool) -> Iterator[Failed]:
             installed.remove()
 
 
-def _has_store() -> bool:
-    from holdfast.crash import folder
-
-    return (folder.default().parent / "store.db").is_file()
-
-
 @contextmanager
 def foreign_code(*, json: bool = False, failed: Failed | None = None) -> Iterator[None]:
     """Inside, code of others runs: what it raises is shown as Python does, what it prints does not spoil the JSON."""
     try:
-        with redirect_stdout(sys.stderr) if json else _nothing():
+        with redirect_stdout(sys.stderr) if json else nullcontext():
             yield
     except HoldfastError as error:
         if failed is not None:
@@ -223,11 +220,6 @@ def foreign_code(*, json: bool = False, failed: Failed | None = None) -> Iterato
         if failed is not None:
             _tell(failed, error)
         raise SystemExit(RAISED) from None
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 # -- a durable function -------------------------------------------------------------------------------------------
@@ -242,13 +234,6 @@ def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
     raise BadOption("--args is neither an array nor an object", hint="One argument: --args '[\"Lisbon\"]'.")
 
 
-@contextmanager
-def working_store(session: Session, types: Sequence[str]) -> Iterator[Store]:
-    """Not inert: what is stored is to be worked with, by a program that was named."""
-    with holdfast.open(session.place, types=tuple(types)) as store:
-        yield store
-
-
 def _execute(
     store: Store,
     function: Callable[..., Any],
@@ -256,13 +241,26 @@ def _execute(
     given: tuple[list[Any], dict[str, Any]],
     options: Options,
 ) -> tuple[RunInfo, Any]:
+    """Run it, from the beginning or from where it stopped: the run, and what it returned."""
     try:
         name, branch = on_branch(store, agent)
     except UnknownAgent:
         name, branch = agent, "main"
+    args, kwargs = given
     with closing(store.agent(name, branch=branch)) as handle:
-        result = execute(handle, function, given, options)
-        return _ended(handle, options.id), result
+        try:
+            inspect.signature(function).bind(handle, *args, **kwargs)
+        except TypeError as error:
+            raise BadOption(f"{function.__name__}: {error}", hint="--args has what comes after the agent.") from None
+        meant = configured(known(function), options)
+        if waits(function):
+            import asyncio
+
+            result = asyncio.run(handle.arun(meant, *args, **kwargs))
+        else:
+            result = handle.run(meant, *args, **kwargs)
+        finished = [info for info in handle.runs() if info.ended is not None and options.id in {None, info.id}]
+        return max(finished, key=lambda info: info.ended or info.began), result
 
 
 def _finished(session: Session, info: RunInfo, result: Any) -> None:
@@ -270,37 +268,7 @@ def _finished(session: Session, info: RunInfo, result: Any) -> None:
         Text("Finished: ", style="bold green"), f"{clean(info.function)} of {whose(info)} (run ",
         Text(clean(info.id), style="yellow"), ")",
     )  # fmt: skip
-    session.out.say(text_of(result, _RESULT_CHARACTERS), wrap=True)
-
-
-def execute(
-    handle: Agent,
-    function: Callable[..., Any],
-    given: tuple[list[Any], dict[str, Any]],
-    options: Options,
-) -> Any:
-    """Run it, from the beginning or from where it stopped."""
-    _check(function, handle, given)
-    args, kwargs = given
-    meant = configured(known(function), options)
-    if waits(function):
-        import asyncio
-
-        return asyncio.run(handle.arun(meant, *args, **kwargs))
-    return handle.run(meant, *args, **kwargs)
-
-
-def _check(function: Callable[..., Any], handle: Agent, given: tuple[list[Any], dict[str, Any]]) -> None:
-    try:
-        inspect.signature(function).bind(handle, *given[0], **given[1])
-    except TypeError as error:
-        raise BadOption(f"{function.__name__}: {error}", hint="--args has what comes after the agent.") from None
-
-
-def _ended(handle: Agent, id: str | None) -> RunInfo:
-    """The run that has just finished."""
-    finished = [info for info in handle.runs() if info.ended is not None and id in {None, info.id}]
-    return max(finished, key=lambda info: info.ended or info.began)
+    session.out.say(text_of(result, _RESULT_CHARACTERS))
 
 
 # -- what is due --------------------------------------------------------------------------------------------------
@@ -311,7 +279,7 @@ def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, jso
     code = 0
     with foreign_code(json=json):
         load(programs)
-        with working_store(session, types) as store:
+        with session.working(types) as store:
             for info in store.due():
                 if info.status == "running":  # the process that executes it goes on by itself
                     continue
@@ -322,7 +290,7 @@ def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, jso
                     _say(session, info, became, about)
     if json:
         runs = [{**info.to_json(), "became": became, "about": about} for info, became, about in told]
-        session.out.json({"schema": DUE_SCHEMA, "runs": runs})
+        session.json("run.due", runs=runs)
     elif not told:
         session.out.say("No run is due.")
     return code
@@ -361,5 +329,146 @@ def _resumed(handle: Agent, run: str, *, waits: bool) -> Any:
 
 def _say(session: Session, info: RunInfo, became: str, about: str) -> None:
     line = Text().append(whose(info), style="bold cyan").append(f"  {clean(info.function)}  ")
-    line.append(became, style=style_of(became)).append(f"  {clean(about)}", style="dim")
-    session.out.say(line, wrap=True)
+    line.append(became, style=style_of(became))
+    _say_about(session, line, about)
+
+
+def _say_about(session: Session, line: Text, about: str) -> None:
+    """What became of a run, and what is to be said about it; what to do next stands below."""
+    said, *hints = about.splitlines() or [""]
+    session.out.say(line, Text(f"  {clean(said)}", style="dim"))
+    for hint in hints:
+        session.out.say(f"  {clean(hint)}")
+
+
+# -- a worker -----------------------------------------------------------------------------------------------------
+
+DUMP_S = 60.0
+"""How long a worker waits for the dump of a process that was executing a run alone: it takes a second or two."""
+_STYLES = {"finished": "green", "waiting": "cyan", "failed": "red"}
+
+
+def worker(
+    *programs: str,
+    concurrency: Annotated[int, Parameter(metavar="N")] = 16,
+    grace: Annotated[float, Parameter(metavar="SECONDS")] = 30.0,
+    drain: Flag = False,
+    only: Annotated[tuple[str, str, str] | None, Parameter(show=False)] = None,
+    no_dumps: Flag = False,
+    types: Types = (),
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Resume what was killed, is due or was submitted, until stopped.
+
+    Any number of workers may share a store; each run is executed by one of them. Runs whose function is not in these
+    programs are left to others. SIGTERM and Ctrl-C wait for what is executed; what has not stopped after --grace
+    seconds is interrupted, and the next worker resumes it.
+
+    Parameters
+    ----------
+    programs
+        Modules and files that have the durable functions.
+    concurrency
+        How many runs this worker executes at a time.
+    grace
+        How long to wait for runs that are executed when this worker is stopped.
+    drain
+        End when nothing is left to do, with 7 when a run needs attention.
+    no_dumps
+        Do not watch the program: when it crashes, it leaves no dump.
+    json
+        Print a line of JSON for each run (schema holdfast.worker/1).
+    """
+    if not programs:
+        raise BadOption("whose runs are to be resumed?", hint="holdfast worker PROGRAM..., with the durable functions.")
+    needed: list[str] = []
+    out = sys.stdout  # what the programs print goes elsewhere
+
+    def tell(worked: Worked) -> None:
+        if worked.became in {"needs attention", "code changed", "left"}:
+            needed.append(worked.run)
+        if json:
+            out.write(dumps({"schema": "holdfast.worker/1", **worked._asdict()}) + "\n")
+            out.flush()
+        else:
+            _say_worked(session, worked)
+
+    def alone(agent: str, branch: str, run: str) -> None:
+        """In a process of its own: it has ended its worker before."""
+        words = [*programs, *(word for name in types for word in ("--types", name))]
+        words += ["--no-dumps"] * no_dumps + ["--json"] * json + ["--only", agent, branch, run]
+        place = ["--store", str(session.place)] if session.place is not None else []
+        before = len(store.agent(agent, branch=branch, readonly=True).crashes())
+        ended = subprocess.run([sys.executable, "-m", "holdfast", *place, "worker", *words], check=False)  # noqa: S603 - our own
+        until_s = time.monotonic() + (DUMP_S if ended.returncode < 0 and not no_dumps else 0.0)
+        while time.monotonic() < until_s and len(store.agent(agent, branch=branch, readonly=True).crashes()) == before:
+            time.sleep(0.05)  # whoever watched it writes what is left of it: so that the run can name it
+
+    with watched(session, wanted=not no_dumps), foreign_code(json=json):
+        load(programs)
+        with session.working(types) as store:
+            working = Worker(store, concurrency=concurrency, tell=tell, alone=None if only is not None else alone)
+            if only is not None:
+                working.one(*only)
+                return ATTENTION if needed else 0
+            if not json:
+                session.out.say(f"Working on {store.place}, {count(concurrency, 'run')} at a time.")
+            with _until_told(working):
+                working.run(drain=drain)
+            left = working.stop(grace)
+            if left:
+                _leave(session, [run for _, _, run in left])
+    return ATTENTION if drain and needed else 0
+
+
+@contextmanager
+def _until_told(working: Worker) -> Iterator[None]:
+    """Inside, SIGTERM and Ctrl-C let the worker begin nothing new. A second one ends the process."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        working.end()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(session: Session, runs: list[str]) -> None:
+    """End though runs are executed: the system stops their threads wherever they are, and the next worker goes on."""
+    session.out.say(f"Interrupted {count(len(runs), 'run')}: {', '.join(map(clean, runs))}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _say_worked(session: Session, worked: Worked) -> None:
+    line = Text().append(clean(f"{worked.agent}@{worked.branch}".removesuffix("@main")), style="bold cyan")
+    line.append(f"  {clean(worked.function)}  ").append(worked.became, style=_STYLES.get(worked.became, "bold red"))
+    _say_about(session, line, worked.about)
+
+
+# -- the demo -----------------------------------------------------------------------------------------------------
+
+
+def demo(*, keep: Annotated[Path | None, Parameter(metavar="DIR", show_default=False)] = None) -> int:
+    """Watch an agent being killed at work, and come back as it was.
+
+    Takes about half a minute, in a temporary directory that is removed afterwards.
+
+    Parameters
+    ----------
+    keep
+        Keep the store in this new directory, to look around in it.
+    """
+    if keep is not None and keep.exists():
+        raise BadOption(f"{keep} exists already", hint="Name a directory that is not there yet.")
+    package = Path(holdfast.__file__).parent
+    places = package, package.parents[1]  # installed; a clone
+    program = next(path for place in places if (path := place / "examples" / "demo.py").is_file())
+    words = [] if keep is None else [str(keep.absolute())]
+    return subprocess.run([sys.executable, program, *words], check=False).returncode  # noqa: S603 - our own

@@ -37,7 +37,7 @@ from holdfast.cli.session import (
     writer,
 )
 from holdfast.cli.text import ago, clean, count, moment, now, shorten
-from holdfast.cli.values import as_json, text_of
+from holdfast.cli.values import as_json, named, text_of, whose
 from holdfast.errors import BadOption, ResultForgotten
 
 _ERROR_CHARACTERS = 120
@@ -57,7 +57,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _HEADS = ("agent", "run", "function", "status", "began", "about")
 _COUNTED = {"needs attention": "in need of attention", "due": "able to resume"}
 
-runs = App(name="runs", help="List runs of durable functions, cancel or fork one, or adopt what came from elsewhere.")
+runs = App(name="runs", help="List runs of durable functions; cancel, fork or adopt one.")
 
 
 @runs.default
@@ -105,7 +105,7 @@ def list_(
             more = (
                 f"More on up to {count(found.more, 'branch', 'branches')}; -n 0 shows all, --status or a pattern some."
             )
-            session.out.say(Text(more, style="dim"))
+            session.out.note(more)
         if schedules:
             session.out.say()
             session.out.columns(("schedule", "every", "zone", "next", "about"), map(_schedule, schedules))
@@ -153,7 +153,7 @@ def cancel(
             f"{clean(info.function)} of {whose(info)} (run ", Text(clean(info.id), style="yellow"), ")",
         )  # fmt: skip
         if info.cancelled_by:
-            session.out.say(Text("It stops at its next recorded call; --wait SECONDS waits for that.", style="dim"))
+            session.out.note("It stops at its next recorded call; --wait SECONDS waits for that.")
     return 0
 
 
@@ -162,7 +162,7 @@ def adopt(agent: OnBranch, /, *more: str, json: Json = False, session: Given) ->
     """Let unfinished runs that came from elsewhere, or with a branch, be due here when their time or signal comes.
 
     What a backup, a push, an import, a copy or a branch brings is left alone by `holdfast run --due`, so that a copy
-    never acts. Adopt it where it is to go on, and nowhere else.
+    never acts. Adopt it where it is to be resumed, and nowhere else.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def adopt(agent: OnBranch, /, *more: str, json: Json = False, session: Given) ->
             return session.json("runs.adopt", runs=[run_json(info) for info in found])
         for info in found:
             session.out.say(Text(whose(info), style="bold cyan"), f"  {clean(info.function)}  ", info.status)
-        session.out.say(f"{count(len(found), 'unfinished run')} can go on here: holdfast run --due PROGRAM")
+        session.out.say(f"{count(len(found), 'unfinished run')} can be resumed here: holdfast run --due PROGRAM")
     return 0
 
 
@@ -196,7 +196,7 @@ def fork(
     """Execute a run once more from a position on, on a new branch. The run itself stays what it is.
 
     Calls before the position are answered from the record; from there on they are made, so what the run did since may
-    happen again. Shows that first, then asks. Nothing is executed: `holdfast worker` goes on with the new run, or
+    happen again. Shows that first, then asks. Nothing is executed: `holdfast worker` resumes the new run, or
     `holdfast run`. Works while another process executes the run.
 
     Parameters
@@ -229,7 +229,7 @@ def fork(
         elif info is not None:
             session.out.say(
                 Text("Done. ", style="bold green"), f"Run {clean(info.id)} of ",
-                Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` goes on with it.",
+                Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` resumes it.",
             )  # fmt: skip
     return consent.code(done=done)
 
@@ -242,10 +242,8 @@ def _show_fork(out: Output, handle: Agent, plan: ForkPlan, branch: str) -> None:
         f" is executed once more from {clean(plan.at)} on, on branch ", Text(clean(branch), style="bold cyan"), ".",
     )  # fmt: skip
     out.say(
-        "The branch begins at ", Text(begins.short_id, style="yellow"),
-        f" #{begins.depth} {clean(begins.label)} ({ago(begins.time, now())}). The record answers"
+        "The branch begins at ", named(begins), f" ({ago(begins.time, now())}). The record answers"
         f" {count(len(plan.answered), 'call')}; {count(len(plan.again), 'recorded call')} will be made again.",
-        wrap=True,
     )  # fmt: skip
     _list_calls(out, Text("Is in doubt, and has to be settled first:", style="bold red"), plan.in_doubt, handle)
     _list_calls(out, Text("Was done, and may happen again:", style="yellow"), plan.writes, handle)
@@ -260,7 +258,7 @@ def _list_calls(out: Output, title: Text, found: list[Effect], handle: Agent) ->
     for number, one in enumerate(found, 1):
         line = Text(f"{number:>3}. ", style="dim").append(one.id, style="yellow").append(f" {call_of(one)}")
         of = f" of {clean(one.agent)}" if one.agent not in {"", handle.name} else ""
-        out.say(line, Text(f"{of} at {clean(one.path)}", style="dim"), wrap=True)
+        out.say(line, Text(f"{of} at {clean(one.path)}", style="dim"))
 
 
 def _row(info: RunInfo) -> list[Text | str]:
@@ -289,11 +287,6 @@ def _schedule(info: ScheduleInfo) -> list[Text | str]:
         Text(moment(info.next) if info.next is not None else "never", style="bold red" if info.overdue else ""),
         "; ".join(filter(None, about)),
     ]
-
-
-def whose(info: RunInfo | SignalInfo) -> str:
-    """The agent, with the branch unless it is the usual one."""
-    return clean(info.agent if info.branch == "main" else f"{info.agent}@{info.branch}")
 
 
 def style_of(status: str) -> str:
@@ -390,13 +383,13 @@ def set_(
     partition_rate
         How many of each partition begin within how many seconds.
     """
-    limits: dict[str, Any] = {
-        "concurrency": _number(concurrency),
-        "rate": _rate(rate),
-        "partition_concurrency": _number(partition_concurrency),
-        "partition_rate": _rate(partition_rate),
+    limits = {
+        "concurrency": concurrency,
+        "rate": rate,
+        "partition_concurrency": partition_concurrency,
+        "partition_rate": partition_rate,
     }
-    given = {limit: value for limit, value in limits.items() if value is not ...}
+    given = {limit: _limit(limit, text) for limit, text in limits.items() if text is not None}
     with session.writing() as store:
         made = store.set_queue(name, **given)
         if json:
@@ -405,26 +398,18 @@ def set_(
     return 0
 
 
-def _number(text: str | None) -> Any:
-    """What ``--concurrency`` says; ``...`` where it was not given, None where it lifts the limit."""
-    if text is None or text == "none":
-        return ... if text is None else None
+def _limit(name: str, text: str) -> Any:
+    """What an option says: a number, or how many within how many seconds; None lifts the limit."""
+    if text == "none":
+        return None
     try:
-        return int(text)
-    except ValueError:
-        raise BadOption(f"{text!r} is not a number of runs", hint="A number, or none to lift the limit.") from None
-
-
-def _rate(text: str | None) -> Any:
-    if text is None or text == "none":
-        return ... if text is None else None
-    number, _, seconds = text.partition("/")
-    try:
+        if not name.endswith("rate"):
+            return int(text)
+        number, _, seconds = text.partition("/")
         return int(number), float(seconds)
     except ValueError:
-        raise BadOption(
-            f"a rate of {text!r}", hint="Say how many, and within how many seconds: --rate 10/60. Or none."
-        ) from None
+        hint = "Say how many, and within how many seconds: --rate 10/60." if name.endswith("rate") else "Use a number."
+        raise BadOption(f"--{name.replace('_', '-')} {text}", hint=f"{hint} none lifts the limit.") from None
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------
@@ -432,7 +417,7 @@ def _rate(text: str | None) -> Any:
 _VALUE_CHARACTERS = 60
 _SIGNAL_STYLES = {"pending": "bold magenta", "taken": "green", "dropped": "dim", "ended": "dim"}
 
-signal = App(name="signal", help="Send a signal to a run; without its name, list those that were sent.")
+signal = App(name="signal", help="Send a signal to a run, or list those that were sent.")
 
 
 @signal.default
@@ -499,7 +484,7 @@ def _print_sent(out: Output, info: SignalInfo, whom: str, due: list[str]) -> Non
         waited = ", ".join(map(clean, info.waits_for)) or "no signal"
         out.say(Text(f"Nobody waits for it now. Waited for: {waited}.", style="yellow"))
     if due:
-        out.say(Text(f"{count(len(due), 'run')} can resume now: holdfast run --due PROGRAM", style="dim"))
+        out.note(f"{count(len(due), 'run')} can resume now: holdfast run --due PROGRAM")
 
 
 def _list_signals(session: Session, agent: str | None, *, everything: bool, json: bool) -> int:

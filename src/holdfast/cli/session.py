@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -23,7 +23,7 @@ from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.complete import agents, refs, revisions
 from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
-from holdfast.cli.text import clean
+from holdfast.cli.text import clean, shorten
 from holdfast.errors import BadOption, UnknownRevision
 
 
@@ -36,21 +36,15 @@ class Session:
     out: Output = field(default_factory=Output)
     err: Output = field(default_factory=lambda: Output(stderr=True))
 
-    @contextmanager
-    def reading(self) -> Iterator[Store]:
-        with holdfast.open(self.place, create=False, readonly=True, inert=True) as store:
-            yield store
+    def reading(self) -> Store:
+        return holdfast.open(self.place, create=False, readonly=True, inert=True)
 
-    @contextmanager
-    def writing(self) -> Iterator[Store]:
-        with holdfast.open(self.place, create=False, inert=True) as store:
-            yield store
+    def writing(self) -> Store:
+        return holdfast.open(self.place, create=False, inert=True)
 
-    @contextmanager
-    def filling(self) -> Iterator[Store]:
-        """A store that takes in what can be read again from elsewhere, so that no checkpoint waits for the disk."""
-        with holdfast.open(self.place, durability="batched") as store:
-            yield store
+    def working(self, types: Sequence[str]) -> Store:
+        """Not inert: what is stored is to be worked with, by a program that was named."""
+        return holdfast.open(self.place, types=tuple(types))
 
     def json(self, schema: str, **data: Any) -> int:
         """Print one document, of the schema ``holdfast.NAME/1``."""
@@ -103,7 +97,7 @@ class Consent:
         """Whether it may come to doing it. If not, the store need not be opened for writing."""
         return not self.dry_run and (self.yes or (not self.json and sys.stdin.isatty()))
 
-    def opened(self, session: Session) -> AbstractContextManager[Store]:
+    def opened(self, session: Session) -> Store:
         """The store, for reading where nothing can come of it."""
         return session.writing() if self.possible else session.reading()
 
@@ -201,15 +195,19 @@ def on_branch(store: Store, revision: str) -> tuple[str, str]:
     return name, branch or "main"
 
 
+Progress: TypeAlias = Callable[[str, int, int], None] | None
+
+
 @contextmanager
-def bars(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar for each thing that is counted, on a terminal: call what is given with its name, how many, of how many."""
+def bars(err: Output) -> Iterator[Progress]:
+    """A bar, on a terminal, for what is counted now: call what is given with its name, how many, of how many."""
     if not err.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
-    shown = Progress(
+    shown = Bars(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -218,12 +216,10 @@ def bars(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
         console=err,
         transient=True,
     )
-    tasks: dict[str, Any] = {}
     with shown:
+        task = shown.add_task("", total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = shown.add_task(clean(what), total=total)
-            shown.update(tasks[what], completed=done, total=total)
+            shown.update(task, description=clean(shorten(what, err.width // 2)), completed=done, total=total)
 
         yield report

@@ -1,21 +1,26 @@
-"""``holdfast init``, ``verify`` and ``repair``: a new store, proving what is in one, and saving what is left of one."""
+"""``holdfast init``, ``verify``, ``repair``, ``retain`` and ``tier``: a new store, and the care of one.
+
+Proving what is in it, saving what is left of a damaged one, letting go what nobody needs, old bulk data elsewhere.
+"""
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import RepairReport, RestoreReport, VerifyReport
+from holdfast import Policy, RepairReport, RestoreReport, RetentionReport, Store, VerifyReport
 from holdfast.cli.exits import DAMAGED, FAILED
-from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_has_a_key
+from holdfast.cli.keys import ASKED, KeySource, environment_has_a_key
 from holdfast.cli.output import Output
-from holdfast.cli.session import ASKS, Agents, Consent, Flag, Given, Json, Session, bars, option, shown
+from holdfast.cli.session import ASKS, SHOWN, Agents, Consent, Flag, Given, Json, Session, bars, option, shown
 from holdfast.cli.text import clean, count, size
-from holdfast.errors import BadOption, Damaged, StoreWentBack
+from holdfast.errors import BadOption, Damaged, StoreCopied, StoreWentBack
 
 _OBJECTS = (
     "Where a store that is made now keeps large values: a directory, or a URL such as s3://bucket/prefix (needs the"
@@ -43,13 +48,11 @@ def init(
     *,
     objects: Objects = None,
     encrypt: Flag = False,
-    key_file: KeyFile = None,
-    key_env: KeyEnv = None,
-    key_command: KeyCommand = None,
+    source: KeySource = ASKED,
     json: Json = False,
     session: Given,
 ) -> int:
-    """Make a new store. Programs make theirs when they first open it; this is for one that needs an option.
+    """Make a new store that needs an option; programs make others.
 
     Parameters
     ----------
@@ -58,18 +61,17 @@ def init(
     encrypt
         Encrypt it: with the key of $HOLDFAST_KEY, _FILE or _COMMAND, or with a passphrase that is asked for.
     """
-    given = any(value is not None for value in (key_file, key_env, key_command))
-    if given and not encrypt:
+    if source.named and not encrypt:
         raise BadOption("a key was named without --encrypt", hint="holdfast init PLACE --encrypt --key-file FILE")
     if not encrypt and environment_has_a_key():
         raise BadOption(
             "a key is set in the environment, but --encrypt was not given",
             hint="Add --encrypt, or unset HOLDFAST_KEY, HOLDFAST_KEY_FILE and HOLDFAST_KEY_COMMAND.",
         )
-    asking = given or not environment_has_a_key()
 
     def key() -> str | holdfast.keys.Secret | None:
-        return chosen(key_file, key_env, key_command, "Passphrase of the new store") if asking else None
+        asks = source.named or not environment_has_a_key()
+        return source.chosen("Passphrase of the new store") if asks else None
 
     where = place if place is not None else session.place
     made = holdfast.keys.init(where, key if encrypt else False, objects=objects)
@@ -77,7 +79,7 @@ def init(
         return session.json("init", store=made, encrypted=encrypt)
     session.out.say(f"Made {'an encrypted' if encrypt else 'a'} store at {clean(made)}.")
     if encrypt:
-        session.out.say("Whoever loses every key loses the store: keep a copy of the key.", wrap=True)
+        session.out.say("If every key is lost, so is the store: keep a copy of the key.")
     return 0
 
 
@@ -92,10 +94,10 @@ def verify(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Read everything in the store and prove every digest and the chain of checkpoints.
+    """Read everything in the store and prove it.
 
-    Ends with 5 when something is damaged, with 6 when nothing is known to be, and packs lie in a place that cannot be
-    reached now.
+    Every digest, and the chain of checkpoints. Ends with 5 when something is damaged, with 6 when nothing is known to
+    be, and packs lie in a place that cannot be reached now.
 
     Parameters
     ----------
@@ -135,7 +137,7 @@ def _print_verified(out: Output, report: VerifyReport) -> None:
         size(number) if what == "bytes" else count(number, what.removesuffix("s").replace("_", " "))
         for what, number in report.checked.items()
     ]
-    out.say(f"Checked {', '.join(checked)}.", wrap=True)
+    out.say(f"Checked {', '.join(checked)}.")
     if report.ok:
         out.say(Text("Everything is as it was written.", style="bold green"))
         return
@@ -155,7 +157,7 @@ def _print_verified(out: Output, report: VerifyReport) -> None:
     if report.affected:
         others = "" if report.unreachable else "; the others are proven"
         out.say(f"{count(len(report.affected), 'checkpoint')} cannot be trusted{others}.")
-    out.say('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')
+    out.say('store.agent("NAME", recover=True) continues from the newest valid checkpoint of a damaged agent.')
     out.say(_SAVE)
 
 
@@ -211,9 +213,10 @@ def repair(
     consent: Consent = ASKS,
     session: Given,
 ) -> int:
-    """Copy what is intact of a damaged store into a new one, and say what is lost.
+    """Save what is intact of a damaged store, and say what is lost.
 
-    The damaged store is not changed. Without --to it only says what could be saved. Ends with 5 when something is lost.
+    It goes into a new store. The damaged store is not changed. Without --to it only says what could be saved. Ends with
+    5 when something is lost.
 
     Parameters
     ----------
@@ -241,10 +244,11 @@ def _trust(session: Session, consent: Consent) -> int:
     try:
         with session.reading() as store:
             place = store.place
-    except StoreWentBack as error:
+        holdfast.open(session.place, create=False, inert=True).close()  # a copy can be read
+    except (StoreWentBack, StoreCopied) as error:
         missing, place = error.lost, shown(session.place) or ""
         if not consent.json:
-            session.out.say(f"Not in this store any more: {clean(missing)}.", wrap=True)
+            session.out.say(f"Not in this store any more: {clean(missing)}.")
         trusted = consent.given(session, "Use it as it is from now on?")
     if trusted:
         with holdfast.open(session.place, create=False, inert=True, trust_older=True) as store:
@@ -271,7 +275,7 @@ def _print_repaired(out: Output, report: RepairReport) -> None:
         _list(out, "  Lost:", [*agent.lost, *lost], indent="    ")
     if many:
         out.say(f"{sum(agent.whole for agent in report.agents):,} of {count(len(report.agents), 'agent')} are whole.")
-    _list(out, "Gone without a trace of whose it was:", report.missing)
+    _list(out, "Lost, and nobody knows whose it was:", report.missing)
     if report.older:
         out.say(
             Text("This is an older copy of the store than the one that was last used here. ", style="bold red"),
@@ -294,3 +298,204 @@ def _list(out: Output, title: str, lines: list[str], indent: str = "  ") -> None
         out.say(indent + clean(line))
     if len(lines) > _LISTED:
         out.say(f"{indent}and {len(lines) - _LISTED} more (--json has all)")
+
+
+# -- retain and tier ------------------------------------------------------------------------------------------------
+
+# Reasons that a line of the table has room for; the JSON has all.
+_REASONS = 3
+_SPAN = re.compile(r"^(\d{1,6})([smhdw])$")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+Count = Annotated[int, Parameter(metavar="N", show_default=False)]
+Patterns = Annotated[list[str] | None, Parameter(metavar="PATTERN", show_default=False, negative="")]
+Span = Annotated[str, Parameter(metavar="SPAN", show_default=False)]
+
+
+def span(text: str) -> timedelta:
+    """The span of time that a text names: ``45s``, ``90m``, ``12h``, ``30d``, ``2w``."""
+    found = _SPAN.match(text.strip())
+    if found is None:
+        raise BadOption(f"{text!r} is not a span of time", hint="Write a number and a unit: 45s, 90m, 12h, 30d or 2w.")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def retain(
+    *agents: Agents,
+    last: Count = 0,
+    hourly: Count = 0,
+    daily: Count = 0,
+    weekly: Count = 0,
+    label: Patterns = None,
+    branch: Patterns = None,
+    newer_than: Span = "",
+    without_tags: Flag = False,
+    runs: Annotated[str, Parameter(metavar="N|SPAN", show_default=False)] = "",
+    save: Flag = False,
+    drop: Flag = False,
+    consent: Consent = ASKS,
+    session: Given,
+) -> int:
+    """Keep less of histories: let go what the rules do not keep.
+
+    Shows first what goes, for good, then asks. What any of the rules keeps is kept. Whatever they say, these stay:
+    where each branch stands, tagged checkpoints, and what an unfinished run or an effect in doubt needs. Without rules,
+    those count that are kept in the store. Agents may be written meanwhile.
+
+    Parameters
+    ----------
+    last
+        Keep the last N of each branch.
+    hourly
+        Keep the newest of each of the last N hours that have one.
+    daily
+        Keep the newest of each of the last N days that have one.
+    weekly
+        Keep the newest of each of the last N weeks that have one.
+    label
+        Keep those with such a label (may be given more than once).
+    branch
+        Keep everything on such branches (may be given more than once).
+    newer_than
+        Keep everything younger than that: 45s, 90m, 12h, 30d, 2w.
+    without_tags
+        Let tagged ones go, too, and their tags with them.
+    runs
+        Keep the values that were recorded of the last N runs of each branch that have ended, or of those of the last
+        SPAN (30d); let those of others go. Without this, all stay.
+    save
+        Only keep these rules in the store: for the agents named, or else for all. Programs then follow them.
+    drop
+        Only take the rules out of the store again: of the agents named, or else the rules for all.
+    """
+    rules: dict[str, Any] = {"last": last, "hourly": hourly, "daily": daily, "weekly": weekly}
+    rules |= {"labels": label or (), "branches": branch or (), "newer_than": span(newer_than) if newer_than else None}
+    given = any(rules.values()) or without_tags or bool(runs)
+    kept = None if not runs else int(runs) if runs.isdecimal() else span(runs)
+    policy = Policy(**rules, tags=not without_tags, runs=kept) if given else None
+    if drop and (given or save):
+        raise BadOption("--drop takes rules out of the store, and nothing else", hint="Leave the other options out.")
+    if save and policy is None:
+        raise BadOption("--save needs rules", hint="Say what to keep: --last 100, for instance.")
+    if save or drop:
+        return _set_policy(session, policy, agents, json=consent.json)
+    with consent.opened(session) as store:
+        names = [store.resolve(name)[0] for name in agents] or None
+        if policy is None and not store.policies():
+            raise BadOption(
+                "there is no rule what to keep", hint="Give some, as --last 100, or keep some in the store with --save."
+            )
+        report = store.retain(policy, names, dry_run=True)
+        something = bool(report.removed or report.values)
+        if not consent.json:
+            _print_retained(session.out, report)
+        if something and consent.given(session, "Let it go for good?"):
+            report = store.retain(policy, names)
+        if consent.json:
+            session.json("retain", **report.to_json(), policies=_stored(store))
+        elif report.done:
+            freed = f"The store is {size(report.freed_bytes)} smaller."
+            session.out.say(Text(f"Removed {_gone(report)}. ", style="bold green"), freed)
+    return consent.code(done=report.done or not something)
+
+
+def _set_policy(session: Session, policy: Policy | None, agents: tuple[str, ...], *, json: bool) -> int:
+    """Keep rules in the store, or take them out."""
+    with session.writing() as store:
+        for agent in agents:
+            store.set_policy(policy, store.resolve(agent)[0])
+        if not agents:
+            store.set_policy(policy)
+        if json:
+            return session.json("policies", policies=_stored(store))
+        for name, one in store.policies().items():
+            session.out.say(f"{clean(name) if name is not None else 'all others'}: {clean(str(one))}")
+        if not store.policies():
+            session.out.say("The store has no rules of its own.")
+        elif policy is not None:
+            session.out.say("Programs that write these agents follow the rules; `holdfast retain` applies them now.")
+    return 0
+
+
+def _stored(store: Store) -> list[dict[str, Any]]:
+    return [{"agent": name, "policy": policy.to_json()} for name, policy in store.policies().items()]
+
+
+def _print_retained(out: Output, report: RetentionReport) -> None:
+    many = len(report.agents) > SHOWN
+    for agent in [one for one in report.agents if one.skipped][:SHOWN] if many else report.agents:
+        name = Text(clean(agent.agent), style="bold cyan")
+        if agent.skipped:
+            out.say(name, f": left alone, {clean(agent.skipped)}.")
+            continue
+        values = f" So do the values of {count(agent.values, 'record')} of its runs." if agent.values else ""
+        out.say(name, f" ({clean(str(agent.policy))}): {len(agent.kept):,} stay, {len(agent.removed):,} go.{values}")
+        rows = [
+            (f"#{one.depth}", one.id[:12], f"{one.time:%Y-%m-%d %H:%M}", clean(one.label), _why(one.why))
+            for one in agent.kept
+        ]
+        if rows:
+            out.columns(("depth", "id", "time (UTC)", "label", "stays because of"), rows)
+    if many:
+        told = f"{count(len(report.agents), 'agent')}: {report.kept:,} stay, {report.removed:,} go; --json has all."
+        out.say(told)
+    if report.removed or report.values:
+        out.say(f"In all {_gone(report)} would go, and free about {size(report.freed_bytes)}.")
+    else:
+        out.say("There is nothing to let go.")
+
+
+def _gone(report: RetentionReport) -> str:
+    values = f", the values of {count(report.values, 'record')}" if report.values else ""
+    return f"{count(report.removed, 'checkpoint')}{values}"
+
+
+def _why(reasons: tuple[str, ...]) -> str:
+    more = len(reasons) - _REASONS
+    return clean(", ".join(reasons[:_REASONS]) + (f" and {more} more" if more > 0 else ""))
+
+
+def tier(
+    *,
+    to: Annotated[str, Parameter(metavar="PLACE", show_default=False)] = "",
+    older_than: Span = "",
+    back: Flag = False,
+    consent: Consent = ASKS,
+    session: Given,
+) -> int:
+    """Move old bulk data that no branch needs to a colder place.
+
+    Shows first which packs would move, then asks. They are read from there when they are needed. The place must stay
+    where it is.
+
+    Parameters
+    ----------
+    to
+        A directory, on another disk for instance, or a URL such as s3://bucket/packs (needs the extra objects).
+    older_than
+        Only packs that were written longer ago: 45s, 90m, 12h, 30d, 2w. [default: all]
+    back
+        Bring everything back instead.
+    """
+    if bool(to) == back:
+        raise BadOption("say where to", hint="Use --to PLACE, or --back to bring everything back.")
+    age = span(older_than) if older_than else timedelta(0)
+    with consent.opened(session) as store:
+        found = store.tier(to or None, older_than=age, dry_run=True)
+        packs = f"{count(found.packs, 'pack')} ({size(found.moved_bytes)})"
+        where = f"from {clean(found.place) or 'nowhere'}" if back else f"to {clean(found.place)}"
+        something = bool(found.packs)
+        if not consent.json:
+            session.out.say(f"{packs} would move {where}.")
+            for number, why in ((found.needed, "needed where a branch stands"), (found.young, "too young")):
+                if number:
+                    session.out.say(f"{count(number, 'pack')} {'stays' if number == 1 else 'stay'} here: {why}.")
+        if something and consent.given(session, "Move them?"):
+            with bars(session.err) as progress:
+                found = store.tier(to or None, older_than=age, progress=progress)
+        if consent.json:
+            session.json("tier", **found.to_json())
+        elif found.done:
+            packs = f"{count(found.packs, 'pack')} ({size(found.moved_bytes)})"
+            session.out.say(Text(f"Moved {packs} ", style="bold green"), f"{where}.")
+    return consent.code(done=found.done or not something)

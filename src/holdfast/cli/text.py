@@ -1,50 +1,21 @@
-"""Plain text of things that people read: untrusted words, sizes, times.
-
-Owns what may reach a terminal. Always holds: what ``clean`` returns has no control character, so nothing that an agent
-saved can move the cursor, change colours, ring, or turn a line around.
-"""
+"""Plain text of things that people read: times and counts, and from holdfast.text untrusted words and sizes."""
 
 from __future__ import annotations
 
-import unicodedata
 from datetime import UTC, datetime
 
-# Controls, format characters (bidirectional overrides, zero-width), lone surrogates, line and paragraph separators.
-_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# Joins emoji and letters of several scripts; harmless, and text looks wrong without it.
-_ZERO_WIDTH_JOINER = "\u200d"
+from holdfast.text import clean, size
+
+__all__ = ["ago", "clean", "count", "moment", "now", "shorten", "size"]
 
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
 _DAY_S = 24 * _HOUR_S
 
 
-def clean(text: str) -> str:
-    """The text on one line, with everything that a terminal would act upon written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    if character == _ZERO_WIDTH_JOINER or unicodedata.category(character) not in _UNSAFE:
-        return character
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
-
-
 def shorten(text: str, limit: int) -> str:
     """At most ``limit`` characters; a cut is marked."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def size(size_bytes: int) -> str:
-    """``1.2 KiB``: three digits are enough to compare."""
-    value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def ago(then: datetime, now: datetime) -> str:

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,20 +22,24 @@ from rich.text import Text
 import holdfast
 from holdfast import Store, TransferReport
 from holdfast.cli.exits import exit_code
-from holdfast.cli.keys import (
-    DestKey,
-    Key,
-    KeyCommand,
-    KeyEnv,
-    KeyFile,
-    SourceKey,
-    chosen,
-    environment_has_a_key,
-    key_in,
-)
+from holdfast.cli.keys import ASKED, DestKey, Key, KeySource, SourceKey, environment_has_a_key, key_in
 from holdfast.cli.output import Output
 from holdfast.cli.programs import module_of
-from holdfast.cli.session import SHOWN, Agents, DryRun, Flag, Given, Json, Session, bars, is_url, option, reader, shown
+from holdfast.cli.session import (
+    SHOWN,
+    Agents,
+    DryRun,
+    Flag,
+    Given,
+    Json,
+    Progress,
+    Session,
+    bars,
+    is_url,
+    option,
+    reader,
+    shown,
+)
 from holdfast.cli.store import Objects
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption, NotABundle, NotAStore, NotEncrypted, SourceUnreadable
@@ -49,10 +54,35 @@ _WORDS = {"new": "new", "updated": "updated", "unchanged": "unchanged", "ahead":
 _LISTED = 20
 _TITLES = {"imported": "imported", "complete": "already there", "failed": "failed", "found": "found"}
 
-Other = Annotated[str | None, option()]
-Called = Annotated[str | None, option("What one agent is to be called where it arrives.", "NAME", name="--as")]
-_BESIDE = "Where a branch has gone on on both sides, let it arrive under a name of its own instead of refusing."
-Beside = Annotated[bool, option(_BESIDE)]
+Other = Annotated[str | None, option("The other store: its directory, or postgresql://... [default: $HOLDFAST_REMOTE]")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Arrival:
+    """Options of what takes agents in."""
+
+    beside: Annotated[
+        bool,
+        option("Where both stores have continued a branch, let it arrive under a name of its own instead of refusing."),
+    ] = False
+    called: Annotated[str | None, option("What one agent is to be called where it arrives.", "NAME", name="--as")] = (
+        None
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Ends:
+    """The keys of both ends, and of a store that is made where it keeps large values."""
+
+    source_key_file: SourceKey = None
+    dest_key_file: DestKey = None
+    objects: Objects = None
+
+
+_ARRIVAL = Arrival()
+_ENDS = Ends()
 
 
 # -- between stores -------------------------------------------------------------------------------------------------
@@ -62,29 +92,19 @@ def push(
     dest: Other = None,
     /,
     *agents: Agents,
-    beside: Beside = False,
-    called: Called = None,
-    objects: Objects = None,
-    source_key_file: SourceKey = None,
-    dest_key_file: DestKey = None,
+    arrival: Arrival = _ARRIVAL,
+    ends: Ends = _ENDS,
     json: Json = False,
     session: Given,
 ) -> int:
-    """Bring what another store lacks of some agents, or of all, there. It is made if there is none.
+    """Bring what another store lacks there.
 
-    Only what is missing moves, and everything is proven on arrival. Run it again after an interruption: it goes on
-    where it was. Nothing is removed there.
-
-    Parameters
-    ----------
-    dest
-        The other store: its directory, or postgresql://... [default: $HOLDFAST_REMOTE]
+    Of some agents, or of all. The other store is made if there is none. Only what is missing moves, and everything is
+    proven on arrival. Run it again after an interruption: it resumes where it was. Nothing is removed there.
     """
-    other = _other(dest, "push", "DEST")
-    with _source(session.place, other, key_in(source_key_file)) as source:
-        _check(source, agents, called)
-        with _dest(other, key_in(dest_key_file), objects, source) as store, bars(session.err) as progress:
-            report = source.push(store, agents, beside=beside, new_name=called, progress=progress)
+    other = _other(dest, "push DEST")
+    with _both(session, session.place, other, ends, agents, arrival.called) as (source, store, progress):
+        report = source.push(store, agents, beside=arrival.beside, new_name=arrival.called, progress=progress)
     return _tell(session, report, "push", json=json)
 
 
@@ -92,88 +112,45 @@ def pull(
     source: Other = None,
     /,
     *agents: Agents,
-    beside: Beside = False,
-    called: Called = None,
-    objects: Objects = None,
-    source_key_file: SourceKey = None,
-    dest_key_file: DestKey = None,
+    arrival: Arrival = _ARRIVAL,
+    ends: Ends = _ENDS,
     json: Json = False,
     session: Given,
 ) -> int:
-    """Bring what this store lacks of some agents, or of all, here from another store. It is made if there is none.
+    """Bring what this store lacks here from another one.
 
-    Only what is missing moves, and everything is proven on arrival. Run it again after an interruption: it goes on
-    where it was. Nothing is removed here.
-
-    Parameters
-    ----------
-    source
-        The other store: its directory, or postgresql://... [default: $HOLDFAST_REMOTE]
+    As push, the other way: of some agents, or of all. This store is made if there is none.
     """
-    other = _other(source, "pull", "SOURCE")
-    here = session.place or os.environ.get("HOLDFAST_STORE") or ".holdfast"
-    with _source(other, here, key_in(source_key_file)) as found:
-        _check(found, agents, called)
-        with _dest(session.place, key_in(dest_key_file), objects, found) as store, bars(session.err) as progress:
-            report = store.pull(found, agents, beside=beside, new_name=called, progress=progress)
+    other = _other(source, "pull SOURCE")
+    with _both(session, other, session.place, ends, agents, arrival.called) as (found, store, progress):
+        report = store.pull(found, agents, beside=arrival.beside, new_name=arrival.called, progress=progress)
     return _tell(session, report, "pull", json=json)
 
 
-def backup(
-    dest: Other = None,
-    /,
-    *,
-    objects: Objects = None,
-    source_key_file: SourceKey = None,
-    dest_key_file: DestKey = None,
-    json: Json = False,
-    session: Given,
-) -> int:
-    """Bring everything that another store lacks there: all agents, and the rules that are kept in this store.
+def backup(dest: Other = None, /, *, ends: Ends = _ENDS, json: Json = False, session: Given) -> int:
+    """Bring all that another store lacks there, with this store's rules.
 
-    Only what is missing moves, and everything is proven on arrival, so it may be done every night. Nothing is removed
-    there. Agents may be written meanwhile; what they write after the beginning comes the next time.
-
-    Parameters
-    ----------
-    dest
-        The other store: its directory, or postgresql://... It is made if there is none. [default: $HOLDFAST_REMOTE]
+    As push of all agents, so it may be done every night. Agents may be written meanwhile; what they write after the
+    beginning comes the next time.
     """
-    other = _other(dest, "backup", "DEST")
-    with (
-        _source(session.place, other, key_in(source_key_file)) as source,
-        _dest(other, key_in(dest_key_file), objects, source) as store,
-        bars(session.err) as progress,
-    ):
+    other = _other(dest, "backup DEST")
+    with _both(session, session.place, other, ends) as (source, store, progress):
         report = source.backup(store, progress)
     return _tell(session, report, "backup", json=json)
 
 
-def move(
-    dest: str,
-    /,
-    *,
-    objects: Objects = None,
-    source_key_file: SourceKey = None,
-    dest_key_file: DestKey = None,
-    json: Json = False,
-    session: Given,
-) -> int:
-    """Move everything to DEST. The store here stays, can only be read from now on, and says where everything is.
+def move(dest: str, /, *, ends: Ends = _ENDS, json: Json = False, session: Given) -> int:
+    """Move everything to another store; this one is only read then.
 
-    Nobody else may have the store open, or, on a server, write to it. Run it again after an interruption: it goes on
-    where it was.
+    It stays, and says where everything is. Nobody else may have the store open, or, on a server, write to it. Run it
+    again after an interruption: it resumes where it was.
 
     Parameters
     ----------
     dest
         The other store: its directory, or postgresql://... It is made if there is none.
     """
-    with (
-        _source(session.place, dest, key_in(source_key_file), readonly=False) as source,
-        _dest(dest, key_in(dest_key_file), objects, source) as store,
-        bars(session.err) as progress,
-    ):
+    with _both(session, session.place, dest, ends, readonly=False) as (source, store, progress):
         report = source.move(store, progress)
     _tell(session, report, "move", json=json)
     if not json:
@@ -181,43 +158,47 @@ def move(
     return 0
 
 
-def _other(given: str | None, verb: str, word: str) -> str:
+def _other(given: str | None, usage: str) -> str:
     place = given or os.environ.get(REMOTE)
     if not place:
         raise BadOption(
-            "which other store?", hint=f"holdfast {verb} {word}, or set ${REMOTE} to its directory or postgresql://..."
+            "which other store?", hint=f"holdfast {usage}, or set ${REMOTE} to its directory or postgresql://..."
         )
     return place
 
 
-def _check(source: Store, agents: tuple[str, ...], called: str | None) -> None:
-    """Before another store is made: what is asked for can be done."""
-    for name in agents:
-        reader(source, name)  # raises if there is none
-    if called is not None and len(agents or source.agents(limit=2)) != 1:
-        raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
-
-
 @contextmanager
-def _source(place: str | None, dest: str, key: Key, *, readonly: bool = True) -> Iterator[Store]:
-    """The store that things are brought from. Raises if it is the other one."""
-    with holdfast.open(place, create=False, readonly=readonly, inert=True, key=key) as store:
-        if _same(place or store.place, dest):
-            raise BadOption(f"{shown(dest)} is the store itself", hint="Name another one.")
-        yield store
+def _both(
+    session: Session,
+    source: str | None,
+    dest: str | None,
+    ends: Ends,
+    agents: tuple[str, ...] = (),
+    called: str | None = None,
+    *,
+    readonly: bool = True,
+) -> Iterator[tuple[Store, Store, Progress]]:
+    """The store that things are brought from, the one that they are brought to, and bars.
 
-
-@contextmanager
-def _dest(place: str | None, key: Key, objects: str | None, source: Store) -> Iterator[Store]:
-    """The store that they are brought to. One that is to be made is made after all that can be refused beforehand."""
-    if source.encrypted and key is None and not environment_has_a_key() and not _exists(place):
-        where = shown(place) or "this place"
-        raise BadOption(
-            f"{source.place} is encrypted, and the new store at {where} would not be",
-            hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
-        )
-    with holdfast.open(place, inert=True, key=key, objects=objects) as store:
-        yield store
+    One that is to be made is made after all that can be refused beforehand.
+    """
+    key = key_in(ends.source_key_file)
+    with holdfast.open(source, create=False, readonly=readonly, inert=True, key=key) as store:
+        there = dest or os.environ.get("HOLDFAST_STORE") or ".holdfast"
+        if _same(source or store.place, there):
+            raise BadOption(f"{shown(there)} is the store itself", hint="Name another one.")
+        for name in agents:
+            reader(store, name)  # raises if there is none
+        if called is not None and len(agents or store.agents(limit=2)) != 1:
+            raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
+        key = key_in(ends.dest_key_file)
+        if store.encrypted and key is None and not environment_has_a_key() and not _exists(dest):
+            raise BadOption(
+                f"{store.place} is encrypted, and the new store at {shown(dest) or 'this place'} would not be",
+                hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
+            )
+        with holdfast.open(dest, inert=True, key=key, objects=ends.objects) as other, bars(session.err) as progress:
+            yield store, other, progress
 
 
 def _same(one: str, other: str) -> bool:
@@ -260,7 +241,7 @@ def _tell(session: Session, report: TransferReport, schema: str, *, json: bool) 
     if many:
         became = Counter(_WORDS[agent.status] for agent in report.agents)
         told = ", ".join(f"{became[word]:,} {word}" for word in _WORDS.values() if became[word])
-        out.say(Text(f"{count(len(report.agents), 'agent')}: {told}; --json has all.", style="dim"))
+        out.note(f"{count(len(report.agents), 'agent')}: {told}; --json has all.")
     for agent in report.agents:
         for branch in agent.beside:
             out.say(
@@ -287,18 +268,16 @@ def export(
     /,
     *agents: Agents,
     encrypt: Flag = False,
-    key_file: KeyFile = None,
-    key_env: KeyEnv = None,
-    key_command: KeyCommand = None,
+    source: KeySource = ASKED,
     plain: Flag = False,
     force: Flag = False,
     json: Json = False,
     session: Given,
 ) -> int:
-    """Write agents to FILE, with branches, tags, effects and everything else; `holdfast import FILE` takes them in.
+    """Write agents to a file, which `holdfast import` takes in.
 
-    The file appears whole or not at all, and is checked when it is read. Out of an encrypted store it is encrypted,
-    and opens with the store's keys.
+    With branches, tags, effects and everything else. The file appears whole or not at all, and is checked when it is
+    read. Out of an encrypted store it is encrypted, and opens with the store's keys.
 
     Parameters
     ----------
@@ -311,14 +290,14 @@ def export(
     force
         Replace FILE if it exists.
     """
-    if not encrypt and any(value is not None for value in (key_file, key_env, key_command)):
+    if not encrypt and source.named:
         raise BadOption("a key was named without --encrypt", hint="Add --encrypt.")
     if encrypt and plain:
         raise BadOption("--encrypt and --plain", hint="Choose one of them.")
     with session.reading() as store:
         key: str | Key = False if plain else None
         if encrypt:
-            key = chosen(key_file, key_env, key_command, "Passphrase of the file")
+            key = source.chosen("Passphrase of the file")
         names = list(agents) or [info.name for info in store.agents(sort="name")]
         if not names:
             raise BadOption(f"there are no agents in {store.place}")
@@ -334,7 +313,7 @@ def export(
     return 0
 
 
-import_ = App(name="import", help="Bring histories over from elsewhere; what they come from stays untouched.")
+import_ = App(name="import", help="Take in agents from a file, or threads of LangGraph.")
 
 
 @import_.default
@@ -342,8 +321,7 @@ def bundle(
     file: Path,
     /,
     *agents: Agents,
-    beside: Beside = False,
-    called: Called = None,
+    arrival: Arrival = _ARRIVAL,
     source_key_file: SourceKey = None,
     dest_key_file: DestKey = None,
     json: Json = False,
@@ -370,8 +348,8 @@ def bundle(
             agents,
             key=key_in(dest_key_file),
             file_key=key_in(source_key_file),
-            beside=beside,
-            new_name=called,
+            beside=arrival.beside,
+            new_name=arrival.called,
             progress=progress,
         )
     return _tell(session, report, "import-bundle", json=json)
@@ -426,7 +404,10 @@ def langgraph(
         if dry_run:
             report = import_threads(source, None, threads=thread, dry_run=True, progress=progress)
         else:
-            with session.filling() as store, HoldfastSaver(store, types=modules) as saver:
+            with (
+                holdfast.open(session.place, durability="batched") as store,  # what is lost can be read again
+                HoldfastSaver(store, types=modules) as saver,
+            ):
                 report = import_threads(source, saver, threads=thread, progress=progress)
     if json:
         session.json("import", dry_run=dry_run, **report.to_json())
@@ -459,9 +440,9 @@ def _print_threads(out: Output, report: ImportReport, *, dry_run: bool) -> None:
         out.columns(("", "threads", "checkpoints", "writes"), rows, right=(1, 2, 3))
     for failed in report.failed[:_LISTED]:
         message, hint = (failed.error.message, failed.error.hint) if failed.error is not None else ("", "")
-        out.say(Text(f"{clean(failed.thread)}: ", style="red"), clean(message), wrap=True)
+        out.say(Text(f"{clean(failed.thread)}: ", style="red"), clean(message))
         if hint:
-            out.say("  ", clean(hint), wrap=True)
+            out.say("  ", clean(hint))
     if len(report.failed) > _LISTED:
         out.say(f"and {count(len(report.failed) - _LISTED, 'more failed thread')}; --json has all.")
     if dry_run:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
-from holdfast import MISSING, Change, Record
+from holdfast import MISSING, Change, Checkpoint, Effect, Record, RunInfo, SignalInfo
 from holdfast.cli.text import clean, count, shorten
 from holdfast.errors import BadOption, format_path
 
@@ -59,11 +59,11 @@ def _text(value: Any, limit: int, depth: int) -> str:
     return _container(value, children, limit, depth)
 
 
-def _container(value: Any, children: _Children, limit: int, depth: int) -> str:
+def _container(value: Any, children: list[tuple[Any, Any]], limit: int, depth: int) -> str:
     opening, closing = _brackets(value)
     parts: list[str] = []
     used = 0
-    for key, item in children.pairs():
+    for key, item in children:
         part = _text(item, limit - used, depth + 1)
         if key is not None and not isinstance(value, list | tuple):
             part = f"{key}={part}" if isinstance(value, Record) else f"{_text(key, limit, depth + 1)}: {part}"
@@ -87,33 +87,21 @@ def _brackets(value: Any) -> tuple[str, str]:
     return ("frozenset({", "})") if isinstance(value, frozenset) else ("{", "}")
 
 
-@dataclass(frozen=True)
-class _Children:
-    """What is inside a container: how many, and pairs of (key, item). The key of a set's item is None."""
-
-    size: int
-    pairs: Callable[[], Iterator[tuple[Any, Any]]]
-    at: Callable[[int, int], Iterator[tuple[Any, Any]]]
-
-
-def _children(value: Any) -> _Children | None:
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    """What is inside a container, as pairs of (key, item). The key of a set's item is None."""
     if isinstance(value, Record):
         fields = value.fields if value.form == "pydantic" else value.data
         if isinstance(fields, dict) and value.form != "enum":
-            return _sequence(list(fields.items()))
-        return None if value.form == "enum" else _sequence([("data", value.data)])
+            return list(fields.items())
+        return None if value.form == "enum" else [("data", value.data)]
     if isinstance(value, dict):
-        return _sequence(list(value.items()))
+        return list(value.items())
     if isinstance(value, list | tuple):
-        return _Children(len(value), lambda: enumerate(value), lambda a, b: enumerate(value[a:b], a))
+        return list(enumerate(value))
     if isinstance(value, set | frozenset):
         # Python's order of a set differs from run to run; a listing must not.
-        return _sequence([(None, item) for item in sorted(value, key=repr)])
+        return [(None, item) for item in sorted(value, key=repr)]
     return None
-
-
-def _sequence(pairs: list[tuple[Any, Any]]) -> _Children:
-    return _Children(len(pairs), lambda: iter(pairs), lambda a, b: iter(pairs[a:b]))
 
 
 def kind_of(value: Any) -> str:
@@ -126,7 +114,7 @@ def kind_of(value: Any) -> str:
         return f"{name}, {count(len(value), 'byte')}"
     if children is None:
         return clean(name)
-    return f"{clean(name)}, {count(children.size, 'field' if isinstance(value, Record) else 'item')}"
+    return f"{clean(name)}, {count(len(children), 'field' if isinstance(value, Record) else 'item')}"
 
 
 class Tree:
@@ -152,35 +140,32 @@ class Tree:
             self.cut += 1
             yield Text(f"{below}{self._bars[1]}… deeper", style="dim")
             return
-        shown = list(self._shown(children))
+        shown = self._shown(children)
         for at, entry in enumerate(shown):
             last = at == len(shown) - 1
             bar, stem = (self._bars[1], self._bars[3]) if last else (self._bars[0], self._bars[2])
             if entry is None:
-                hidden = children.size - len(shown) + 1
+                hidden = len(children) - len(shown) + 1
                 self.cut += 1
                 yield Text(f"{below}{bar}… {count(hidden, 'more item')}", style="dim")
             else:
                 key, item = entry
                 yield from self._branch(below + bar, below + stem, self._key(value, key), item, depth + 1)
 
-    def _shown(self, children: _Children) -> Iterator[tuple[Any, Any] | None]:
+    def _shown(self, children: list[tuple[Any, Any]]) -> list[tuple[Any, Any] | None]:
         """The first and the last items; None stands for those between. In a conversation the last matter most."""
         limit = self._limits.items
-        if children.size <= limit:
-            yield from children.pairs()
-        else:
-            yield from children.at(0, limit // 2)
-            yield None
-            yield from children.at(children.size - (limit - limit // 2), children.size)
+        if len(children) <= limit:
+            return list(children)
+        return [*children[: limit // 2], None, *children[limit // 2 - limit :]]
 
-    def _inline(self, value: Any, children: _Children | None) -> str | None:
+    def _inline(self, value: Any, children: list[tuple[Any, Any]] | None) -> str | None:
         if children is None:
             text = text_of(value, self._limits.characters)
             if text.endswith("…") or (isinstance(value, str | bytes) and len(value) > self._limits.characters):
                 self.cut += 1
             return text
-        if children.size > self._limits.items:
+        if len(children) > self._limits.items:
             return None
         text = text_of(value, _INLINE_CHARACTERS + 1)
         return text if len(text) <= _INLINE_CHARACTERS and "…" not in text else None
@@ -227,6 +212,20 @@ def as_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
     if type(value) is int:
         return {"$type": "int", "$text": hex(value)}
     return {"$type": type(value).__name__, "$text": repr(value)}
+
+
+# -- names: of agents and checkpoints
+
+
+def whose(info: RunInfo | SignalInfo | Effect) -> str:
+    """The agent, with the branch unless it is the usual one."""
+    return clean(info.agent if info.branch == "main" else f"{info.agent}@{info.branch}")
+
+
+def named(checkpoint: Checkpoint) -> Text:
+    """``3f2a… #17 asked``."""
+    about = f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip()
+    return Text().append(checkpoint.short_id, style="yellow").append(about)
 
 
 # -- what changed: for diff, show, undo and rollback

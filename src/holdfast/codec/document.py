@@ -219,6 +219,7 @@ class Document(MutableMapping[str, Any], Saved):
         self.replace({})
 
     def setdefault(self, name: str, default: Any = None) -> Any:
+        """The section of that name; if there is none, it becomes ``default`` first."""
         with self.lock:
             if name not in self.sections:
                 self[name] = default
@@ -391,6 +392,7 @@ class Document(MutableMapping[str, Any], Saved):
     # -- capturing --------------------------------------------------------------------------------------------
 
     def capture(self, under_way: Collection[Captured] = ()) -> Captured:
+        """What a checkpoint would write now."""
         with self.lock:
             return self.told.waiting(under_way, self._grown() or self.settle())
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from ctypes import string_at
 from gc import get_referents
 from itertools import chain
 from operator import add, attrgetter, is_
+from struct import pack
 from sys import getrefcount
 from typing import Any
 from weakref import getweakrefcount
@@ -223,7 +225,12 @@ class Run:
 
 def identical(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two sequences hold the very same objects."""
-    return len(one) == len(other) and all(map(is_, one, other))
+    if len(one) != len(other):
+        return False
+    if len(one) < _FEW or not _ADDRESSES:
+        return all(map(is_, one, other))
+    one, other, size = tuple(one), tuple(other), len(one) * _POINTER_BYTES
+    return string_at(id(one) + _FIRST, size) == string_at(id(other) + _FIRST, size)
 
 
 def run_of(items: list[Any], registry: Registry) -> Run | None:
@@ -282,3 +289,17 @@ def _measure() -> int:
 
 
 _EXPECTED = _measure()
+
+# Where a tuple begins to list the addresses of what it holds. Comparing these is ten times as fast as asking for each
+# object whether it is another; whether they are found there is tried below.
+_FEW = 32
+_FIRST = tuple.__basicsize__
+_POINTER_BYTES = tuple.__itemsize__
+
+
+def _has_addresses() -> bool:
+    pair = (_MARK, _END)
+    return COUNTS and string_at(id(pair) + _FIRST, 2 * _POINTER_BYTES) == pack("PP", *map(id, pair))
+
+
+_ADDRESSES = _has_addresses()

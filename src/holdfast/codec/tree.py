@@ -351,6 +351,8 @@ class Tree:
             at += 1
         if at == begin or (at < len(hunks) and hunks[at].start == self.count):
             return None, at
+        if leaf.count + sum([len(one.items) - one.stop + one.start for one in hunks[begin:at]]) > blocks.LEAF_MAX_ITEMS:
+            return None, at
         items = self.items_of(leaf, fetch).copy()
         for hunk in reversed(hunks[begin:at]):
             items[hunk.start - start : hunk.stop - start] = hunk.items
@@ -358,7 +360,7 @@ class Tree:
             return make_leaf(self.kind, items, closed=False), at  # too short for any cut
         sizes = list(accumulate(map(len, items)))
         total, least, last = sizes[-1], blocks.LEAF_MIN_BYTES, len(items) - 1
-        if total >= blocks.LEAF_MAX_BYTES or last >= blocks.LEAF_MAX_ITEMS:
+        if total >= blocks.LEAF_MAX_BYTES:
             return None, at
         if closes(total, len(items), items[-1]) is not leaf.closed:
             return None, at

@@ -1,31 +1,40 @@
-"""The agents of a failing process: what a dump says about each, and what their histories say about the dump.
+"""The agents of a process: what a dump says about each, what their histories say about dumps, and a new start from one.
 
-Owns the agents' part and the events *crash* and *stuck*. Must not know how a dump is written. Holds always: nothing
-waits for a lock longer than a moment, because the program that failed may hold it for ever; no class of the program is
-asked for anything; a store that this process has not opened is left alone.
+Owns the agents' part, the events *crash* and *stuck*, which dumps histories need, and which agent and checkpoint of a
+dump are meant. Must not know how a dump is written or how branches are made. Holds always: nothing waits for a lock
+longer than a moment, because the program that failed may hold it for ever; no class of the program is asked for
+anything; what a dump says is a claim: the stores that are worked on are the caller's, never ones that a dump names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from time import gmtime, strftime
+from typing import TYPE_CHECKING, Any
 
 from holdfast.codec.tracked import GONE
-from holdfast.crash import exceptions, kinds, shapes
-from holdfast.crash.dumpfile import append
-from holdfast.crash.limits import MAX_CHAIN, MAX_NAME
+from holdfast.crash import folder, kinds, shapes, stacks
+from holdfast.crash.dump import Dump, open_dump
+from holdfast.crash.dumpfile import PartFailed, append, in_time
+from holdfast.crash.kinds import MAX_NAME
+from holdfast.crash.records import Agent
 from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NotInDump
+
+if TYPE_CHECKING:
+    from holdfast.agent.checkpoint import Checkpoint
+    from holdfast.agent.store import Store
 
 _LOCK_S = 0.2  # for a lock of the state
 _LEDGER_S = 1.5  # for reading effects, which needs the catalog
@@ -71,13 +80,7 @@ def watch(handle: Any, opened: bool) -> None:
 @contextmanager
 def travelling(error: BaseException | None) -> Iterator[None]:
     """Inside, agents that were closed by this exception, or by one that led to it, count as the process's."""
-    waiting = [error] if error is not None else []
-    while waiting and len(_travelling) < MAX_CHAIN:
-        this = waiting.pop()
-        if id(this) not in _travelling:
-            _travelling.add(id(this))
-            linked = [exceptions.cause_of(this), exceptions.context_of(this), *exceptions.members_of(this)]
-            waiting += [other for other in linked if other is not None]
+    _travelling.update(map(id, stacks.exception_tree(error) if error is not None else ()))
     try:
         yield
     finally:
@@ -112,11 +115,10 @@ def describe(handle: Any, *, gone: bool = False) -> dict[str, Any]:
         found.update(_state(document))
     if hasattr(type(handle), "_evidence"):  # the room above knows effects; a plain handle has none
         within_s = _GONE_LEDGER_S if gone else _LEDGER_S
-        effects = in_time(lambda: _evidence(handle), within_s)
-        if type(effects) is dict:
-            found.update(_plain_effects(effects))
-        else:
-            problems.append(f"effects: {effects or f'no answer in {within_s} s'}")
+        try:
+            found.update(_plain_effects(in_time(lambda: _evidence(handle), within_s)))
+        except PartFailed as failure:
+            problems.append(f"effects: {failure}")
     if problems:
         found["problem"] = "; ".join(problems)
     return found
@@ -188,7 +190,8 @@ def tell(dump: Path, error: str, message: str, trigger: str, *, what: str = "cra
                 _add(store, stands, dump, error, message, trigger, what)
 
     if told:
-        in_time(write, _EVENT_S)
+        with suppress(PartFailed):
+            in_time(write, _EVENT_S)
 
 
 def tell_death(
@@ -217,24 +220,43 @@ def tell_death(
     return told
 
 
-def needed_dumps(place: Path) -> set[str] | None:
-    """Names of the dumps that histories of a store need; None when that cannot be told.
+def removable(
+    place: Path, stores: Iterable[str], most: int, most_bytes: int, needed: Collection[str] = ()
+) -> list[Path]:
+    """The dumps of a folder that are too many and that no history needs. A store that cannot be asked raises why.
 
-    A branch goes on from it, the checkpoint that it names is tagged, or a run of its agent needs attention.
+    ``stores``: places of those to ask. A dump of an agent in another store stays, because nobody asked that one.
+    ``needed``: names of others that stay.
     """
-    open_ = [store for store in open_stores() if str(store.place) == str(place)]
-    try:
-        if open_:
-            return referred(open_[0])
-        whole = _kind({"kind": "holdfast.run.store.Store"})  # it knows runs
-        with whole.opened(str(place), create=False, readonly=True, inert=True) as store:
-            return referred(store)
-    except (HoldfastError, OSError):
-        return None
+    if not folder.surplus(place, most, most_bytes):
+        return []
+    kept, asked = set(needed), set[str]()
+    own = [str(place.parent)] if (place.parent / "store.db").exists() else []
+    for known, names in map(_needed, dict.fromkeys([*own, *stores])):
+        asked.add(known)
+        kept |= names
+    looked_at: set[Path] = set()
+    while True:
+        free = folder.surplus(place, most, most_bytes, kept)
+        unknown = {path.name for path in free if path not in looked_at and _is_elsewhere(path, asked)}
+        if not unknown:
+            return free
+        looked_at.update(free)
+        kept |= unknown
 
 
-def referred(store: Any) -> set[str]:
-    """As ``needed_dumps``, of a store that is open."""
+def _needed(place: str) -> tuple[str, set[str]]:
+    """What a store calls its place, and the names of the dumps that its histories need."""
+    for store in open_stores():
+        if store.place in (place, os.path.realpath(place)):
+            return store.place, _referred(store)
+    whole = _kind({"kind": "holdfast.run.store.Store"})  # it knows runs
+    with whole.opened(place, create=False, readonly=True, inert=True) as store:
+        return store.place, _referred(store)
+
+
+def _referred(store: Any) -> set[str]:
+    """A branch goes on from it, the checkpoint that it names is tagged, or a run of its agent needs attention."""
     found: set[str] = set()
     # A plain store has no runs; the room above has.
     urgent = {run.agent for run in store.runs(status="needs attention")} if hasattr(type(store), "runs") else set()
@@ -247,6 +269,16 @@ def referred(store: Any) -> set[str]:
                 if entry.get("what") == "rehydrate" or entry.get("checkpoint") in tagged or info.name in urgent
             }
     return found
+
+
+def _is_elsewhere(path: Path, asked: Collection[str]) -> bool:
+    """Whether a dump tells of an agent in a store that was not asked, and that may still be there."""
+    try:
+        with open_dump(path) as dump:
+            places = {agent.store for agent in dump.agents} - {*asked, ""}
+    except (HoldfastError, OSError):
+        return False
+    return any("://" in place or (Path(place) / "store.db").exists() for place in places)
 
 
 def _kind(stands: dict[str, Any]) -> Any:
@@ -282,10 +314,9 @@ def _add(
     row = store._db.view.agent(stands["agent"])  # noqa: SLF001
     if row is None:
         return False
-    beside = dump.parent.resolve() == (Path(store.place) / "dumps").resolve()
     body = {
         "what": what,
-        "dump": dump.name if beside else str(dump.resolve()),
+        "dump": _link(dump, Path(store.place)),
         "error": error[:MAX_NAME],
         "message": message[:_MESSAGE],
         "trigger": trigger[:100],
@@ -400,20 +431,63 @@ def _plain_effects(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """What it returns; the name of what it raised; None when it does not come back in time."""
-    answer: list[Any] = []
+# -- a new start from a dump ------------------------------------------------------------------------------------------
 
-    def run() -> None:
-        try:
-            answer.append(work())
-        except BaseException as error:  # noqa: BLE001 (a dump goes on without it)
-            answer.append(type(error).__name__)
 
-    thread = threading.Thread(target=run, name="holdfast-dump-agent", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no thread can be had: memory is short, or the interpreter ends
-        return "no thread could be started"
-    thread.join(seconds)
-    return answer[0] if answer else None
+_ID = re.compile(r"[0-9a-f]{16,128}")
+_NAMED = 10  # agents that an error names
+_LATEST = 2**33  # seconds since 1970: a later time is nonsense
+
+
+@dataclass(frozen=True)
+class Rehydrated:
+    """A branch that goes on from a crash. ``unsaved``: the state in the dump had changes that no checkpoint has."""
+
+    agent: str
+    branch: str
+    checkpoint: Checkpoint
+    dump: str
+    unsaved: bool
+
+
+def choose(dump: Dump, agent: str | None = None) -> Agent:
+    """The one that is meant: ``NAME`` or ``NAME@BRANCH``, or the only one there is."""
+    every = {f"{one.name}@{one.branch or 'main'}": one for one in dump.agents}
+    meant = [one for name, one in every.items() if agent in (None, one.name, name)]
+    if len(meant) == 1:
+        return meant[0]
+    names = ", ".join([*every][:_NAMED])
+    if not every:
+        raise NotInDump("the dump tells of no agent", hint="The process had none open, or its part was cut.")
+    if not meant:
+        raise NotInDump(f"the dump does not tell of an agent {agent!r}", hint=f"It tells of: {names}")
+    raise NotInDump(f"the dump tells of {len(meant)} agents that may be meant", hint=f"Name one of: {names}")
+
+
+def rehydrate(dump: Dump, store: Store, agent: str | None = None, *, branch: str | None = None) -> Rehydrated:
+    """Begin a branch where the dump says that the agent stood, and link the dump from its history."""
+    from holdfast.agent import crashes
+
+    stood = choose(dump, agent)
+    if not _ID.fullmatch(stood.checkpoint):
+        raise NotInDump(f"{stood.name} had no checkpoint when the dump was taken", hint="It has nothing to go back to.")
+    new = branch or _free(partial(crashes.is_taken, store, stood.name), dump)
+    name = _link(dump.path, Path(store.place))
+    checkpoint = crashes.take_up(store, stood.name, stood.branch or "main", stood.checkpoint, new, name)
+    return Rehydrated(stood.name, new, checkpoint, name, stood.dirty)
+
+
+def _free(is_taken: Callable[[str], bool], dump: Dump) -> str:
+    """A name for the branch that nothing has yet: ``crash-20300501T120000Z``."""
+    at = dump.at if 0 < dump.at < _LATEST else 0
+    wanted = "crash-" + strftime("%Y%m%dT%H%M%SZ", gmtime(at))
+    number = 1
+    while is_taken(wanted if number == 1 else f"{wanted}-{number}"):
+        number += 1
+    return wanted if number == 1 else f"{wanted}-{number}"
+
+
+def _link(path: Path, store: Path) -> str:
+    """How a history names the dump: by its name alone in the store's own folder, else by its path."""
+    whole = path.resolve()
+    return path.name if whole.parent == (store / "dumps").resolve() else str(whole)

@@ -29,11 +29,12 @@ from typing import Any, Final
 import zstandard
 from blake3 import blake3
 
-from holdfast.crash import dumpfile, kinds, pystacks
-from holdfast.crash.builder import add_extra
+from holdfast.crash import dumpfile, kinds, native
 from holdfast.crash.dump import open_dump
+from holdfast.crash.dumpfile import add_extra
+from holdfast.crash.native import NAMES
 from holdfast.crash.outside import hide_locals
-from holdfast.crash.ptrace import NAMES
+from holdfast.crash.records import Native
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.system import text_of
 from holdfast.errors import BadOption, CorruptValue, DumpFailed, NotInDump
@@ -95,7 +96,7 @@ def read_notes(path: Path) -> Notes:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise CorruptValue(f"{path} cannot be read_notes: {error.strerror}") from error
+        raise CorruptValue(f"{path} cannot be read: {error.strerror}") from error
     try:
         return _read(path, handle)
     except (struct.error, OSError, OverflowError) as error:
@@ -302,7 +303,7 @@ def _told(core: Path, program: str, redactor: Redactor) -> dict[str, dict[str, A
     notes = read_notes(core).plain()
     if not program or not Path(program).is_file():
         return {"core": notes, "core stacks": {"problem": f"the program that left it is not here: {program!r}"}}
-    answer = pystacks.of_core(core.absolute(), Path(program))
+    answer = native.of_core(core.absolute(), Path(program))
     if "problem" in answer:
         return {"core": notes, "core stacks": answer}
     for thread in notes["threads"]:
@@ -347,16 +348,12 @@ def unpack(dump: str | os.PathLike[str], to: Path) -> Path:
     """Decompress the core that lies beside a dump into a new file. CorruptValue when it is not the one it was."""
     path = Path(dump)
     with open_dump(path) as opened:
-        note = opened.extras(kinds.NATIVE).get("core")
-    note = note if isinstance(note, dict) else {}
-    name, digest, size = note.get("file"), note.get("digest"), note.get("bytes")
-    if not isinstance(name, str) or not isinstance(digest, str) or not isinstance(size, int):
-        reason = note.get("problem") if isinstance(note.get("problem"), str) else "it was taken without core=True"
-        raise NotInDump(f"{path} has no core: {reason}")
-    if not name.endswith(SUFFIX) or "/" in name or "\0" in name or not 0 < size <= MAX_CORE_BYTES:
+        note = opened.native.get("core", Native())
+    if not note.file or not note.digest or not note.bytes:
+        raise NotInDump(f"{path} has no core: {note.problem or 'it was taken without core=True'}")
+    if not note.file.endswith(SUFFIX) or "/" in note.file or "\0" in note.file or not 0 < note.bytes <= MAX_CORE_BYTES:
         raise CorruptValue(f"{path} names a core that cannot be one")
-    kept = path.with_name(name)
-    _unpack(kept, to, digest, size)
+    _unpack(path.with_name(note.file), to, note.digest, note.bytes)
     return to
 
 
@@ -393,15 +390,14 @@ def _unpack(kept: Path, to: Path, digest: str, size: int) -> None:
             raise
 
 
-def native(dump: str | os.PathLike[str]) -> dict[str, Any]:
+def native_stacks(dump: str | os.PathLike[str]) -> dict[str, Any]:
     """Python and native stacks and registers from a dump's core. Added to the dump, and returned.
 
     Without PyStack the registers are there, and the stacks' place says why they are not.
     """
     path = Path(dump)
     with open_dump(path) as opened:
-        known = opened.part(kinds.PROCESS).get("executable")
-    program = known if isinstance(known, str) else ""
+        program = opened.process.executable
     with tempfile.TemporaryDirectory(prefix="holdfast-core-") as folder:
         file = unpack(path, Path(folder) / "core")
         redactor = Redactor(dict(os.environ))
@@ -418,8 +414,7 @@ def gdb_command(dump: str | os.PathLike[str], core_to: Path) -> list[str]:
     No start file of the user, the machine or the folder is run, and nothing is fetched from a network.
     """
     with open_dump(dump) as opened:
-        known = opened.part(kinds.PROCESS).get("executable")
-    program = known if isinstance(known, str) else ""
+        program = opened.process.executable
     gdb = shutil.which("gdb")
     if gdb is None:
         raise BadOption("gdb is not installed here", hint="Install gdb, or use `holdfast dump native`.")

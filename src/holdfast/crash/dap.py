@@ -16,12 +16,12 @@ from functools import partial
 from itertools import count, islice
 from typing import Any, BinaryIO
 
-from holdfast.crash import display, places
-from holdfast.crash.display import clean, text_of
-from holdfast.crash.dump import Dump, open_dump
-from holdfast.crash.places import Stack
-from holdfast.crash.records import Frame, Gone, Inert, Ref, Source, Value, as_int, as_text
+from holdfast.crash import display
+from holdfast.crash.display import text_of
+from holdfast.crash.dump import THREAD, Dump, open_dump, plain_children
+from holdfast.crash.records import Frame, Inert, Missing, Ref, Source, Stack, Value, as_int, as_text
 from holdfast.errors import BadOption, HoldfastError, NotInDump, ReadOnly
+from holdfast.text import clean
 
 # -- messages --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Tree:
     def parts(self) -> int:
         """The number of what holds all plain parts."""
         if ("parts",) not in self._places:
-            self._handle(("parts",), ("plain", places.plain_parts(self.dump)))
+            self._handle(("parts",), ("plain", self.dump.plain_parts()))
         return self._places["parts",]
 
     # Content.
@@ -179,7 +179,7 @@ class Tree:
     def type_name(self, value: Value) -> str:
         if isinstance(value, Ref):
             return clean(self.dump.object(value).type_name[:_NAME_CHARS])
-        if isinstance(value, Gone):
+        if isinstance(value, Missing):
             return clean(value.type_name[:_NAME_CHARS])
         return type(value).__name__
 
@@ -196,7 +196,7 @@ class Tree:
             for name, value in self.frame(number).locals:
                 yield partial(self.row, name, value, name)
         else:
-            for place, (name, data) in enumerate(places.plain_children(rest[0])):
+            for place, (name, data) in enumerate(plain_children(rest[0])):
                 yield partial(self._plain_row, (number, place), name, data)
 
     def _below_object(self, inert: Inert, which: str) -> Iterator[Callable[[], Row]]:
@@ -367,7 +367,7 @@ class Session:
         if not isinstance(named, str | os.PathLike) or not os.fspath(named) or "\0" in os.fspath(named):
             raise BadOption('which dump? Give its path as "dump"')
         self._dump = open_dump(named)
-        self._stacks = places.stacks(self._dump)
+        self._stacks = self._dump.all_stacks()
         self._sources = list(self._dump.sources.values())
         self._numbers = {source.file: number for number, source in enumerate(self._sources, 1)}
         self._tree = Tree(self._dump, self._stacks)
@@ -417,7 +417,7 @@ class Session:
         self._opened()
         found = []
         for number, stack in enumerate(self._stacks, 1):
-            kind = "" if stack.kind == places.THREAD else f"{stack.kind} "
+            kind = "" if stack.kind == THREAD else f"{stack.kind} "
             note = f" ({stack.note[:200]})" if stack.note else ""
             found.append({"id": number, "name": clean(f"{kind}{stack.name[:200]}{note}")})
         return {"threads": found or [{"id": 1, "name": "no thread is in the dump"}]}
@@ -485,7 +485,7 @@ class Session:
 
     def _evaluate(self, arguments: Body) -> Body:
         dump = self._opened()
-        value = places.find(dump, self._chosen(arguments), as_text(arguments.get("expression")))
+        value = dump.local(self._chosen(arguments), as_text(arguments.get("expression")))
         shown = self._tree.shown(value, _EVALUATED_CHARS)
         shown["result"] = shown.pop("value")
         return shown
@@ -495,7 +495,7 @@ class Session:
         text = as_text(arguments.get("text"))
         column = max(0, _count(arguments, "column") - self._column_base)
         begun = text[:column]
-        found = places.continuations(dump, self._chosen(arguments), begun)
+        found = dump.continuations(self._chosen(arguments), begun)
         return {"targets": [{"label": clean(name), "text": name, "start": 0, "length": len(begun)} for name in found]}
 
     def _chosen(self, arguments: Body) -> Frame | None:

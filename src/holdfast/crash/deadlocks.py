@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from holdfast.crash import shapes, stacks, tasks
+from holdfast.crash import shapes, stacks
 
 # -- what a frame waits for and holds --------------------------------------------------------------------------------
 
@@ -266,6 +266,9 @@ _JOIN = threading.Thread.join.__code__
 _NOTIFIED = threading.Condition.wait.__code__
 
 
+Holder = tuple[Any, str, bool]  # a thread's ident or a task, where it took the lock, whether surely
+
+
 @dataclass
 class Wait:
     """One that waits: for what, for whom, and where it stands."""
@@ -298,7 +301,7 @@ def parts() -> list[tuple[str, Any]]:
     """For a dump of a program in which somebody could wait for somebody."""
     own = [thread for thread in stacks.threads() if not thread["name"].startswith("holdfast-")]
     others = [thread for thread in own if not thread["current"]]
-    return [("waiting", lambda: _record(_all_waits()))] if others or tasks.live_tasks() else []
+    return [("waiting", lambda: _record(_all_waits()))] if others or stacks.live_tasks() else []
 
 
 def find_cycles() -> list[Cycle]:
@@ -317,7 +320,7 @@ def _record(found: tuple[list[Wait], list[Wait]]) -> dict[str, Any]:
         "waits": [
             {
                 "who": wait.name, "at": wait.at, "for": wait.what, "held_at": wait.held_at, "sure": wait.sure,
-                "holders": [names.get(holder, str(holder)) if type(holder) is int else tasks.name_of(holder)
+                "holders": [names.get(holder, str(holder)) if type(holder) is int else stacks.task_name(holder)
                             for holder in wait.holders[:20]],
             }
             for waits in found
@@ -341,7 +344,8 @@ def _threads() -> list[Wait]:
         if wait is not None:
             waits.append(wait)
     wanted = {wait.lock for wait in waits if wait.lock}
-    held = _held_by_threads(every, wanted) if wanted else {}
+    frames = ((one["id"], [frame for frame, _ in stacks.steps_of_frame(one["frame"])[-_DEPTH:]]) for one in every)
+    held = _holders(frames, wanted) if wanted else {}
     names = {thread["id"]: thread["name"] or f"thread {thread['id']}" for thread in every}
     alone = sum(not thread["name"].startswith("holdfast-") for thread in every) == 1
     for wait in waits:
@@ -399,19 +403,15 @@ def _joins(ident: int, name: str, frame: types.FrameType) -> Wait | None:
     return Wait(ident, name, _user_place(frame), f"the end of thread {called}", holders=[target])
 
 
-def _held_by_threads(every: list[dict[str, Any]], wanted: set[int]) -> dict[int, list[tuple[int, str, bool]]]:
-    """For each lock that somebody wants: threads that hold it, those that surely do first."""
-    found: dict[int, list[tuple[int, str, bool]]] = {}
-    for thread in every:
-        frame: types.FrameType | None = thread["frame"]
-        for _ in range(_DEPTH):
-            if frame is None:
-                break
+def _holders(stacks_of: Iterable[tuple[Any, list[types.FrameType]]], wanted: set[int]) -> dict[int, list[Holder]]:
+    """For each lock that somebody wants: who holds it by these frames, those that surely do first."""
+    found: dict[int, list[Holder]] = {}
+    for who, frames in stacks_of:
+        for frame in frames:
             for value, line, sure in holds(frame):
-                lock = _lock_of(value)
-                if lock is not None and id(lock) in wanted:
-                    found.setdefault(id(lock), []).append((thread["id"], _place(frame, line), sure))
-            frame = frame.f_back
+                lock = value if id(value) in wanted else _lock_of(value)
+                if id(lock) in wanted:
+                    found.setdefault(id(lock), []).append((who, _place(frame, line), sure))
     for holders in found.values():
         holders.sort(key=lambda holder: not holder[2])
     return found
@@ -428,30 +428,31 @@ def _lock_of(value: Any) -> Any:
 
 
 def _tasks() -> list[Wait]:
-    live = tasks.live_tasks()[:_MOST]
+    live = stacks.live_tasks()[:_MOST]
     places = {id(task): task for task in live}
     waits = []
     wanted: dict[int, Any] = {}
     for task in live:
-        steps, waiter = tasks.steps_of(task)
+        steps, waiter = stacks.steps_of_task(task)
         if waiter is None:
             continue
-        children = tasks.field(waiter, "_children")
+        children = stacks.task_field(waiter, "_children")
         targets = [waiter, *(children if type(children) is list else ())]
         holders = [places[id(target)] for target in targets if id(target) in places]
         lock = _async_lock(steps)
         if lock is not None:
             wanted[id(lock)] = lock
-            waits.append(Wait(task, tasks.name_of(task), _task_place(steps), "an asyncio.Lock", id(lock)))
+            waits.append(Wait(task, stacks.task_name(task), _task_place(steps), "an asyncio.Lock", id(lock)))
         elif holders:
-            named = ", ".join(tasks.name_of(holder) for holder in holders[:5])
-            waits.append(Wait(task, tasks.name_of(task), _task_place(steps), f"task {named}", holders=holders))
+            named = ", ".join(stacks.task_name(holder) for holder in holders[:5])
+            waits.append(Wait(task, stacks.task_name(task), _task_place(steps), f"task {named}", holders=holders))
     if wanted:
-        held = _held_by_tasks(live, set(wanted))
+        frames = ((task, [frame for frame, _ in stacks.steps_of_task(task)[0][-_DEPTH:]]) for task in live)
+        held = _holders(frames, set(wanted))
         for wait in waits:
             for holder, where, sure in held.get(wait.lock, ())[:1]:
                 wait.holders, wait.held_at, wait.sure = [holder], where, sure
-                wait.what += _held(tasks.name_of(holder), where, sure)
+                wait.what += _held(stacks.task_name(holder), where, sure)
     return waits
 
 
@@ -467,18 +468,6 @@ def _async_lock(steps: list[stacks.Step]) -> Any:
             lock = dict(found[0]).get("self") if found is not None else None
             return lock if type(lock) is module.Lock else None
     return None
-
-
-def _held_by_tasks(live: list[Any], wanted: set[int]) -> dict[int, list[tuple[Any, str, bool]]]:
-    found: dict[int, list[tuple[Any, str, bool]]] = {}
-    for task in live:
-        for frame, _instruction in tasks.steps_of(task)[0][-_DEPTH:]:
-            for value, line, sure in holds(frame):
-                if id(value) in wanted:
-                    found.setdefault(id(value), []).append((task, _place(frame, line), sure))
-    for holders in found.values():
-        holders.sort(key=lambda holder: not holder[2])
-    return found
 
 
 def _held(name: str, where: str, sure: bool) -> str:

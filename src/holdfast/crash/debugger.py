@@ -13,204 +13,48 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TextIO
 
-from holdfast.crash import display, kinds, places
-from holdfast.crash.display import Line, Terminal, text_of
-from holdfast.crash.dump import Dump
-from holdfast.crash.places import Stack
-from holdfast.crash.records import Frame, Ref, Source, Value
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.crash import display, kinds
+from holdfast.crash.display import Line, Piece, text_of
+from holdfast.crash.dump import EXCEPTION, TASK, THREAD, Dump
+from holdfast.crash.records import Frame, Ref, Source, Stack, Value, split_path
 from holdfast.errors import BadOption, HoldfastError, NotInDump
-
-# -- where one stands ------------------------------------------------------------------------------------------------
-
+from holdfast.text import clean
 
 LISTED = 200  # threads, tasks, locals, hits of one command
 LIST_LINES = 500  # of one listing
 AROUND = 5  # lines before and after
 
+_STYLES = {"head": "bold", "mark": "bold yellow", "bad": "bold red", "dim": "dim", "name": "cyan"}
 _SHORT_CHARS = 160  # of a value among others
 _SOURCE_CHARS = 1_000  # of one line
 _DEFINITION = re.compile(r"\s*(?:async\s+def|def|class)\b")
 _DECORATORS = 50  # lines above a definition that may belong to it
 
 
-class Viewpoint:
-    """Where one stands. It begins where the program failed, in the innermost frame that is the program's own."""
+class Terminal(Console):
+    """Where lines are written. Every piece is cleaned here, so nothing that a dump holds can steer a terminal."""
 
-    def __init__(self, dump: Dump, terminal: Terminal) -> None:
-        self.dump = dump
-        self.terminal = terminal
-        self.threads = places.threads(dump)
-        self.tasks = places.tasks(dump)
-        self.exceptions = places.exceptions(dump)
-        first = places.stacks(dump)
-        self.stack = first[0] if first else Stack(places.THREAD, 0, "", "", ())
-        self.at = self.stack.inner()
-        self.listed = 0  # the source line up to which was listed
-
-    # Moving.
-
-    def go(self, stack: Stack, at: int | None = None) -> None:
-        self.stack, self.at, self.listed = stack, stack.inner() if at is None else at, 0
-        if stack.frames:
-            self.show_place()
-        else:
-            self.terminal.say(f"{stack.kind} {stack.number} {stack.name}: no frames")
-
-    def move(self, by: int) -> None:
-        self.frame()
-        wanted = max(0, min(len(self.stack.frames) - 1, self.at + by))
-        if wanted == self.at and by:
-            raise NotInDump(f"this is the {'outermost' if by < 0 else 'innermost'} frame")
-        self.go(self.stack, wanted)
-
-    def choose(self, stacks: list[Stack], arg: str, what: str) -> Stack:
-        """The stack of that number or name."""
-        if not arg:
-            raise BadOption(f"which {what}?", hint=f"Give its number; there are {len(stacks)}.")
-        if arg.isdecimal() and len(arg) < 10 and int(arg) < len(stacks):
-            return stacks[int(arg)]
-        for stack in stacks:
-            if stack.name == arg:
-                return stack
-        raise NotInDump(f"no {what} {arg[:60]!r}; there are {len(stacks)}")
-
-    # Asking.
-
-    def frame(self) -> Frame:
-        if not 0 <= self.at < len(self.stack.frames):
-            raise NotInDump("there are no frames here")
-        return self.stack.frames[self.at]
-
-    def value(self, arg: str) -> Value:
-        """What a path names from here."""
-        if not arg:
-            raise BadOption("which value?", hint="p NAME, p NAME.attribute[0]['key'], p #12; `locals` shows the names.")
-        if arg.startswith("#"):
-            return places.find(self.dump, None, arg)
-        frame = self.frame()
-        if not frame.locals:
-            raise NotInDump(self.why_no_locals())
-        return places.find(self.dump, frame, arg)
-
-    def continuations(self, text: str) -> list[str]:
-        frames = self.stack.frames
-        return places.continuations(self.dump, frames[self.at] if 0 <= self.at < len(frames) else None, text)
-
-    def why_no_locals(self) -> str:
-        hidden = self.frame().hidden
-        return f"no locals: {hidden}" if hidden else "no locals in this frame"
-
-    def short(self, value: Value) -> str:
-        return text_of(self.dump, value, width=_SHORT_CHARS, depth=2)
-
-    # Showing.
-
-    def lines(self, lines: Iterable[Line]) -> int:
-        """Print them, and say how many there were."""
-        count = 0
-        for line in lines:
-            count += 1
-            self.terminal.say(*line)
-        return count
-
-    def show_place(self) -> None:
-        frame = self.frame()
-        self.terminal.say(
-            ("mark", "> "), ("head", f"{frame.file}({frame.line})"), ("name", f"{frame.function}()"),
-            ("dim", f"  frame {self.at} of {self.stack.kind} {self.stack.number} {self.stack.name}"),
+    def __init__(self, out: TextIO, *, color: bool) -> None:
+        super().__init__(
+            file=out, force_terminal=color, no_color=not color, markup=False, emoji=False, highlight=False,
+            legacy_windows=False, soft_wrap=True,
         )  # fmt: skip
-        line = display.source_line(self.dump, frame)
-        if line:
-            self.terminal.say("-> ", line)
 
-    def show_stack(self, most: int) -> None:
-        """The stack, innermost frame last; of a deep one the inner part, but always the frame that is looked at."""
-        self.frame()
-        count = len(self.stack.frames)
-        first = max(0, min(count - most, self.at))
-        self.terminal.say(("head", f"{self.stack.kind} {self.stack.number} {self.stack.name}"), f"  {self.stack.note}")
-        if first:
-            self.terminal.say(("dim", f"      ... {first} more; where {count} shows them"))
-        self.lines(display.trace(self.dump, self.stack.frames, marked=self.at, first=first))
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the process
 
-    def show_stacks(self, stacks: list[Stack], what: str) -> None:
-        if not stacks:
-            raise NotInDump(f"there are no {what} in this dump")
-        for stack in stacks[:LISTED]:
-            here = (stack.kind, stack.number) == (self.stack.kind, self.stack.number)
-            at = stack.frames[stack.inner()] if stack.frames else None
-            where = f"{at.function} {os.path.basename(at.file)}:{at.line}" if at else "no frames"  # noqa: PTH119 (a name of another machine)
-            sign, style = (">", "mark") if here else (" ", "head")
-            self.terminal.say(f"{sign}{stack.number:4} ", (style, stack.name), f"  {stack.note}", ("dim", f"  {where}"))
-        if len(stacks) > LISTED:
-            self.terminal.say(("dim", f"  ... {len(stacks) - LISTED} more"))
+    def say(self, *pieces: Piece) -> None:
+        parts = [("", piece) if isinstance(piece, str) else piece for piece in pieces]
+        self.print(Text.assemble(*((self._encodable(clean(text)), _STYLES.get(style, "")) for style, text in parts)))
 
-    def show_locals(self) -> None:
-        frame = self.frame()
-        shown = frame.locals[:LISTED]
-        for name, value in shown:
-            number = f" #{value.number}" if isinstance(value, Ref) else ""
-            self.terminal.say("  ", ("name", name), " = ", self.short(value), ("dim", number))
-        left = max(frame.locals_total or 0, len(frame.locals)) - len(shown)
-        if left > 0:
-            self.terminal.say(("dim", f"  ... {left} more"))
-        if not shown:
-            self.terminal.say(("dim", self.why_no_locals()))
-
-    def source(self) -> Source:
-        """The source of this frame's file, as far as the dump has it."""
-        frame = self.frame()
-        source = self.dump.sources.get(frame.file)
-        if source is None:
-            raise NotInDump(f"no source of {frame.file} in the dump")
-        return source
-
-    def show_source(self, first: int, last: int) -> None:
-        source = self.source()
-        here = self.frame().line
-        end = source.first + len(source.lines) - 1
-        first = max(first, source.first)
-        last = min(last, end, first + LIST_LINES - 1)
-        if first > last:
-            raise NotInDump(f"the dump has lines {source.first} to {end} of this file")
-        if source.changed:
-            self.terminal.say(("bad", "the file was changed after the program began: lines may not fit"))
-        for number in range(first, last + 1):
-            text = (source.line(number) or "").expandtabs(4)[:_SOURCE_CHARS]
-            self.terminal.say(f"{number:5} ", ("mark", "-> ") if number == here else "   ", text)
-        self.listed = last
-
-    def show_function(self) -> None:
-        frame, source = self.frame(), self.source()
-        first = frame.first if 0 < frame.first <= frame.line else max(1, frame.line - AROUND)
-        last = _function_end(source.lines, max(0, first - source.first)) + source.first
-        self.show_source(first, max(frame.line, last))
-
-
-def _function_end(lines: tuple[str, ...], at: int) -> int:
-    """The last line of the definition that begins at ``at``: the next line that is indented no deeper ends it."""
-    begun = next((place for place in range(at, len(lines)) if _DEFINITION.match(lines[place])), None)
-    if begun is None or begun > at + _DECORATORS:  # a module
-        return len(lines) - 1
-    depth = _indent(lines[begun])
-    body = begun
-    for place in range(begun + 1, len(lines)):
-        text = lines[place].strip()
-        if text and _indent(lines[place]) <= depth and not text.startswith((")", "]", "}", "#")):
-            break
-        if text:
-            body = place
-    return body
-
-
-def _indent(line: str) -> int:
-    expanded = line.expandtabs(8)
-    return len(expanded) - len(expanded.lstrip())
-
-
-# -- commands --------------------------------------------------------------------------------------------------------
+    def _encodable(self, text: str) -> str:
+        return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
 
 _COMMANDS = {
@@ -243,7 +87,6 @@ _P_DEPTH = 6
 _WHERE_FRAMES = 60
 _LINE_CHARS = 10_000  # of a command
 _RANGE = re.compile(r"(\d{1,9})\s*(?:[,\s]\s*(\d{1,9}))?\Z")
-_PATH = re.compile(r"#\d+|[^\W\d]\w*")
 
 
 def explore(
@@ -267,13 +110,19 @@ def explore(
 
 
 class Debugger(cmd.Cmd):
-    """Reads commands and does them from a viewpoint."""
+    """Reads commands, and has the place from which they look.
+
+    It begins where the program failed, in the innermost frame that is the program's own.
+    """
 
     def __init__(self, dump: Dump, commands: TextIO, out: TextIO, *, color: bool) -> None:
         super().__init__(stdin=commands, stdout=out)
         self.dump = dump
         self.terminal = Terminal(out, color=color)
-        self.view = Viewpoint(dump, self.terminal)
+        self.threads, self.tasks, self.exceptions = map(dump.stacks, (THREAD, TASK, EXCEPTION))
+        self.stack = next(iter(dump.all_stacks()), Stack(THREAD, 0, "", "", ()))
+        self.at = self.stack.inner()
+        self.listed = 0  # the source line up to which was listed
         self.interactive = commands is sys.stdin and out is sys.stdout and commands.isatty() and out.isatty()
         self.use_rawinput = self.interactive
         self.prompt = "(dump) " if self.interactive else ""
@@ -286,11 +135,11 @@ class Debugger(cmd.Cmd):
         if self.dump.exceptions:
             failure = self.dump.exceptions[0]
             self.terminal.say(("bad", failure.type_name), display.message_of(failure, 500))
-        if self.view.stack.frames:
-            self.view.show_place()
+        if self.stack.frames:
+            self.show_place()
         if self.interactive:
             self.terminal.say(("dim", "Type help for the commands, quit to leave."))
-        self.terminal.flush()
+        self.terminal.file.flush()
 
     def preloop(self) -> None:
         if self.interactive:
@@ -319,7 +168,7 @@ class Debugger(cmd.Cmd):
                 self.terminal.say("    ", error.hint)
             return False
         finally:
-            self.terminal.flush()
+            self.terminal.file.flush()
 
     def parseline(self, line: str) -> tuple[str | None, str | None, str]:
         """A word and the rest. `cmd` would make `!x` a command for a shell, and `?x` a call for help."""
@@ -334,8 +183,10 @@ class Debugger(cmd.Cmd):
     def _path_or_nothing(self, line: str) -> bool:
         """``offers[0]`` alone is `p offers[0]`."""
         line = line.strip()
-        head = _PATH.match(line)
-        if head and (head[0].startswith("#") or head[0] in self.view.continuations(head[0])):
+        start: Ref | str = ""
+        with suppress(BadOption):
+            start, _rest = split_path(line)
+        if isinstance(start, Ref) or (start and start in self.continuations(start)):
             self.do_p(line)
             return False
         raise BadOption(f"{line.split()[0][:60]!r} is no command and no local here", hint="Type help for the commands.")
@@ -355,16 +206,14 @@ class Debugger(cmd.Cmd):
     # The whole.
 
     def do_info(self, _arg: str) -> None:
-        head = self.dump.head
-        self.terminal.say(("head", self.dump.path.name), f"  {self.dump.why or self.dump.trigger}")
-        program = head.get("program")
-        words = " ".join(str(word)[:200] for word in program[:20]) if isinstance(program, list) else "?"
-        process, host, python = (display.plain_text(head.get(name, "?"), 200) for name in ("pid", "host", "python"))
-        self.terminal.say(f"taken {_when(self.dump.at)} ({self.dump.trigger}): {words[:500]}")
-        self.terminal.say(f"process {process} on {host}, Python {python}")
+        about = self.dump.about
+        self.terminal.say(("head", self.dump.path.name), f"  {about.why or about.trigger}")
+        words = " ".join(word[:200] for word in about.program[:20])
+        self.terminal.say(f"taken {_when(about.at)} ({about.trigger}): {words[:500]}")
+        self.terminal.say(f"process {about.pid} on {about.host[:200]}, Python {about.python[:200]}")
         counts = {
-            "thread": len(self.view.threads),
-            "task": len(self.view.tasks),
+            "thread": len(self.threads),
+            "task": len(self.tasks),
             "exception": len(self.dump.exceptions),
         }
         self.terminal.say(", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items()))
@@ -372,7 +221,7 @@ class Debugger(cmd.Cmd):
             self.terminal.say(("bad", "missing: "), line[:500])
 
     def do_parts(self, arg: str) -> None:
-        found = places.plain_parts(self.dump)
+        found = self.dump.plain_parts()
         if not arg:
             for part in self.dump.parts:
                 style = "name" if part.state == kinds.WHOLE else "bad"
@@ -382,73 +231,190 @@ class Debugger(cmd.Cmd):
         if wanted is None:
             raise NotInDump(f"no part {arg[:60]!r} that can be shown", hint="There are: " + ", ".join(found))
         self.terminal.say(("head", wanted))
-        self.view.lines(display.plain(found[wanted], indent="  ", most=LIST_LINES))
+        self.lines(display.plain(found[wanted], indent="  ", most=LIST_LINES))
 
     def do_search(self, arg: str) -> None:
         if not arg:
             raise BadOption("search for what?")
         found = 0
-        for hit in places.search(self.dump, arg, LISTED):
+        for hit in self.dump.search(arg, limit=LISTED):
             found += 1
-            self.terminal.say("  ", ("name", hit.where[:300]), f"  {self.view.short(hit.value)}")
+            self.terminal.say("  ", ("name", hit.where[:300]), f"  {self.short(hit.value)}")
         more = " and perhaps more: only these are shown" if found >= LISTED else ""
         self.terminal.say(("dim", f"{found} found{more}"))
 
     def do_exc(self, arg: str) -> None:
-        if not self.view.exceptions:
+        if not self.exceptions:
             raise NotInDump("there is no exception in this dump")
         if arg:
-            self.view.go(self.view.choose(self.view.exceptions, arg, "exception"))
+            self.go(self.choose(self.exceptions, arg, "exception"))
             return
-        stack = self.view.stack
-        self.view.lines(display.failures(self.dump, marked=stack.number if stack.kind == places.EXCEPTION else None))
+        stack = self.stack
+        self.lines(display.failures(self.dump, marked=stack.number if stack.kind == EXCEPTION else None))
 
     def do_regs(self, _arg: str) -> None:
-        if not self.view.lines(display.native(self.dump)):
+        if not self.lines(display.native(self.dump)):
             told = next((part.reason for part in self.dump.parts if part.kind == kinds.NATIVE), "")
             raise NotInDump("no native stacks and no registers in this dump" + (f": {told}" if told else ""))
+
+    # Where one stands.
+
+    def go(self, stack: Stack, at: int | None = None) -> None:
+        self.stack, self.at, self.listed = stack, stack.inner() if at is None else at, 0
+        if stack.frames:
+            self.show_place()
+        else:
+            self.terminal.say(f"{stack.kind} {stack.number} {stack.name}: no frames")
+
+    def move(self, by: int) -> None:
+        self.frame()
+        wanted = max(0, min(len(self.stack.frames) - 1, self.at + by))
+        if wanted == self.at and by:
+            raise NotInDump(f"this is the {'outermost' if by < 0 else 'innermost'} frame")
+        self.go(self.stack, wanted)
+
+    def choose(self, stacks: list[Stack], arg: str, what: str) -> Stack:
+        """The stack of that number or name."""
+        if not arg:
+            raise BadOption(f"which {what}?", hint=f"Give its number; there are {len(stacks)}.")
+        if arg.isdecimal() and len(arg) < 10 and int(arg) < len(stacks):
+            return stacks[int(arg)]
+        for stack in stacks:
+            if stack.name == arg:
+                return stack
+        raise NotInDump(f"no {what} {arg[:60]!r}; there are {len(stacks)}")
+
+    def frame(self) -> Frame:
+        if not 0 <= self.at < len(self.stack.frames):
+            raise NotInDump("there are no frames here")
+        return self.stack.frames[self.at]
+
+    def value(self, arg: str) -> Value:
+        """What a path names from here."""
+        if not arg:
+            raise BadOption("which value?", hint="p NAME, p NAME.attribute[0]['key'], p #12; `locals` shows the names.")
+        if arg.startswith("#"):
+            return self.dump.local(None, arg)
+        frame = self.frame()
+        if not frame.locals:
+            raise NotInDump(self.why_no_locals())
+        return self.dump.local(frame, arg)
+
+    def continuations(self, text: str) -> list[str]:
+        frames = self.stack.frames
+        return self.dump.continuations(frames[self.at] if 0 <= self.at < len(frames) else None, text)
+
+    def why_no_locals(self) -> str:
+        hidden = self.frame().hidden
+        return f"no locals: {hidden}" if hidden else "no locals in this frame"
+
+    def short(self, value: Value) -> str:
+        return text_of(self.dump, value, width=_SHORT_CHARS, depth=2)
+
+    # Showing.
+
+    def lines(self, lines: Iterable[Line]) -> int:
+        """Print them, and say how many there were."""
+        count = 0
+        for line in lines:
+            count += 1
+            self.terminal.say(*line)
+        return count
+
+    def show_place(self) -> None:
+        frame = self.frame()
+        self.terminal.say(
+            ("mark", "> "), ("head", f"{frame.file}({frame.line})"), ("name", f"{frame.function}()"),
+            ("dim", f"  frame {self.at} of {self.stack.kind} {self.stack.number} {self.stack.name}"),
+        )  # fmt: skip
+        line = display.source_line(self.dump, frame)
+        if line:
+            self.terminal.say("-> ", line)
+
+    def show_stacks(self, stacks: list[Stack], what: str) -> None:
+        if not stacks:
+            raise NotInDump(f"there are no {what} in this dump")
+        for stack in stacks[:LISTED]:
+            here = (stack.kind, stack.number) == (self.stack.kind, self.stack.number)
+            at = stack.frames[stack.inner()] if stack.frames else None
+            where = f"{at.function} {os.path.basename(at.file)}:{at.line}" if at else "no frames"  # noqa: PTH119 (a name of another machine)
+            sign, style = (">", "mark") if here else (" ", "head")
+            self.terminal.say(f"{sign}{stack.number:4} ", (style, stack.name), f"  {stack.note}", ("dim", f"  {where}"))
+        if len(stacks) > LISTED:
+            self.terminal.say(("dim", f"  ... {len(stacks) - LISTED} more"))
+
+    def source(self) -> Source:
+        """The source of this frame's file, as far as the dump has it."""
+        frame = self.frame()
+        source = self.dump.sources.get(frame.file)
+        if source is None:
+            raise NotInDump(f"no source of {frame.file} in the dump")
+        return source
+
+    def show_source(self, first: int, last: int) -> None:
+        source = self.source()
+        here = self.frame().line
+        end = source.first + len(source.lines) - 1
+        first = max(first, source.first)
+        last = min(last, end, first + LIST_LINES - 1)
+        if first > last:
+            raise NotInDump(f"the dump has lines {source.first} to {end} of this file")
+        if source.changed:
+            self.terminal.say(("bad", "the file was changed after the program began: lines may not fit"))
+        for number in range(first, last + 1):
+            text = (source.line(number) or "").expandtabs(4)[:_SOURCE_CHARS]
+            self.terminal.say(f"{number:5} ", ("mark", "-> ") if number == here else "   ", text)
+        self.listed = last
 
     # Stacks and frames.
 
     def do_threads(self, _arg: str) -> None:
-        self.view.show_stacks(self.view.threads, "threads")
+        self.show_stacks(self.threads, "threads")
 
     def do_thread(self, arg: str) -> None:
-        self.view.go(self.view.choose(self.view.threads, arg, "thread"))
+        self.go(self.choose(self.threads, arg, "thread"))
 
     def do_tasks(self, _arg: str) -> None:
-        self.view.show_stacks(self.view.tasks, "tasks")
+        self.show_stacks(self.tasks, "tasks")
 
     def do_task(self, arg: str) -> None:
-        self.view.go(self.view.choose(self.view.tasks, arg, "task"))
+        self.go(self.choose(self.tasks, arg, "task"))
 
     def do_where(self, arg: str) -> None:
-        self.view.show_stack(_number(arg) if arg else _WHERE_FRAMES)
+        """The stack, innermost frame last; of a deep one the inner part, but always the frame that is looked at."""
+        self.frame()
+        most = _number(arg) if arg else _WHERE_FRAMES
+        count = len(self.stack.frames)
+        first = max(0, min(count - most, self.at))
+        self.terminal.say(("head", f"{self.stack.kind} {self.stack.number} {self.stack.name}"), f"  {self.stack.note}")
+        if first:
+            self.terminal.say(("dim", f"      ... {first} more; where {count} shows them"))
+        self.lines(display.trace(self.dump, self.stack.frames, marked=self.at, first=first))
 
     def do_up(self, arg: str) -> None:
-        self.view.move(-_number(arg or "1"))
+        self.move(-_number(arg or "1"))
 
     def do_down(self, arg: str) -> None:
-        self.view.move(_number(arg or "1"))
+        self.move(_number(arg or "1"))
 
     def do_frame(self, arg: str) -> None:
-        self.view.frame()
-        count = len(self.view.stack.frames)
-        number = _number(arg.removeprefix("-")) * (-1 if arg.startswith("-") else 1) if arg else self.view.at
+        self.frame()
+        count = len(self.stack.frames)
+        number = _number(arg.removeprefix("-")) * (-1 if arg.startswith("-") else 1) if arg else self.at
         if not -count <= number < count:
             raise NotInDump(f"no frame {number}; there are {count}, from 0")
-        self.view.go(self.view.stack, number % count)
+        self.go(self.stack, number % count)
 
     # Values and source.
 
     def do_p(self, arg: str) -> None:
-        self.terminal.say(text_of(self.dump, self.view.value(arg), width=_P_CHARS, depth=_P_DEPTH))
+        self.terminal.say(text_of(self.dump, self.value(arg), width=_P_CHARS, depth=_P_DEPTH))
 
     def do_pp(self, arg: str) -> None:
-        value = self.view.value(arg)
+        value = self.value(arg)
         text = self.dump.object(value).text if isinstance(value, Ref) else value
         if not isinstance(text, str) or "\n" not in text:
-            self.view.lines(display.outline(self.dump, value))
+            self.lines(display.outline(self.dump, value))
             return
         lines = text.splitlines()
         for line in lines[:LIST_LINES]:
@@ -457,24 +423,36 @@ class Debugger(cmd.Cmd):
             self.terminal.say(("dim", f"... {len(lines) - LIST_LINES} lines more"))
 
     def do_locals(self, _arg: str) -> None:
-        self.view.show_locals()
+        frame = self.frame()
+        shown = frame.locals[:LISTED]
+        for name, value in shown:
+            number = f" #{value.number}" if isinstance(value, Ref) else ""
+            self.terminal.say("  ", ("name", name), " = ", self.short(value), ("dim", number))
+        left = max(frame.locals_total or 0, len(frame.locals)) - len(shown)
+        if left > 0:
+            self.terminal.say(("dim", f"  ... {left} more"))
+        if not shown:
+            self.terminal.say(("dim", self.why_no_locals()))
 
     def do_list(self, arg: str) -> None:
-        line = self.view.frame().line
+        line = self.frame().line
         match = _RANGE.match(arg)
         if match:
             first = int(match[1])
             last = int(match[2]) if match[2] else first + 2 * AROUND
         elif arg not in ("", "."):
             raise BadOption("list takes line numbers: list 10, list 10, 20, list .")
-        elif self.view.listed and not arg:
-            first, last = self.view.listed + 1, self.view.listed + 1 + 2 * AROUND
+        elif self.listed and not arg:
+            first, last = self.listed + 1, self.listed + 1 + 2 * AROUND
         else:
             first, last = max(1, line - AROUND), line + AROUND
-        self.view.show_source(first, last)
+        self.show_source(first, last)
 
     def do_ll(self, _arg: str) -> None:
-        self.view.show_function()
+        frame, source = self.frame(), self.source()
+        first = frame.first if 0 < frame.first <= frame.line else max(1, frame.line - AROUND)
+        last = _function_end(source.lines, max(0, first - source.first)) + source.first
+        self.show_source(first, max(frame.line, last))
 
     # Tab.
 
@@ -484,10 +462,10 @@ class Debugger(cmd.Cmd):
     def completedefault(self, text: str, line: str, *_ignored: object) -> list[str]:
         word = line.split(maxsplit=1)[0]
         offers = {
-            "p": self.view.continuations(text) if word in ("p", "pp") else [],
-            "thread": [stack.name for stack in self.view.threads],
-            "task": [stack.name for stack in self.view.tasks],
-            "parts": [*places.plain_parts(self.dump)] if word == "parts" else [],
+            "p": self.continuations(text) if word in ("p", "pp") else [],
+            "thread": [stack.name for stack in self.threads],
+            "task": [stack.name for stack in self.tasks],
+            "parts": [*self.dump.plain_parts()] if word == "parts" else [],
             "help": [*_COMMANDS],
         }
         found = offers.get(_SHORT.get(word, "p" if word == "pp" else word), [])
@@ -505,3 +483,24 @@ def _when(at: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
     except (OverflowError, ValueError, OSError):
         return "at an unknown time"
+
+
+def _function_end(lines: tuple[str, ...], at: int) -> int:
+    """The last line of the definition that begins at ``at``: the next line that is indented no deeper ends it."""
+    begun = next((place for place in range(at, len(lines)) if _DEFINITION.match(lines[place])), None)
+    if begun is None or begun > at + _DECORATORS:  # a module
+        return len(lines) - 1
+    depth = _indent(lines[begun])
+    body = begun
+    for place in range(begun + 1, len(lines)):
+        text = lines[place].strip()
+        if text and _indent(lines[place]) <= depth and not text.startswith((")", "]", "}", "#")):
+            break
+        if text:
+            body = place
+    return body
+
+
+def _indent(line: str) -> int:
+    expanded = line.expandtabs(8)
+    return len(expanded) - len(expanded.lstrip())

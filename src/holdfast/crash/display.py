@@ -1,8 +1,8 @@
 """Values, exception trees, stacks and native parts of a dump as text for people.
 
 Must not know where text goes (a terminal, an editor, a page). Holds always: every length and the number of lines is
-bounded, whatever the dump holds; control characters are escaped, so that a value cannot write to a terminal. A line is
-a tuple of pieces: a text, or a style and a text; whoever prints them cleans each piece (`Terminal` does).
+bounded, whatever the dump holds; control characters of values are escaped, so that one cannot write to a terminal. A
+line is a tuple of pieces: a text, or a style (head, mark, bad, dim, name) and a text; whoever prints them cleans them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import groupby, islice
-from typing import Any, TextIO
+from typing import Any
 
 from holdfast.crash import kinds
-from holdfast.crash.dump import Dump
-from holdfast.crash.places import plain_children
-from holdfast.crash.records import Failure, Frame, Gone, Inert, Ref, Seen, Value
+from holdfast.crash.dump import Dump, plain_children
+from holdfast.crash.records import Failure, Frame, Inert, Missing, Ref, TextOnly, Value
+from holdfast.text import clean, size
 
 # -- one line --------------------------------------------------------------------------------------------------------
 
@@ -32,14 +32,12 @@ def text_of(dump: Dump, value: Value, *, width: int = 200, depth: int = 3) -> st
 
 
 def _text(dump: Dump, value: Value, width: int, depth: int, path: set[int]) -> str:
-    if isinstance(value, Gone):
+    if isinstance(value, Missing):
         return f"<{value.type_name}: {value.reason}>" if value.type_name else f"<{value.reason}>"
-    if isinstance(value, Seen):
+    if isinstance(value, TextOnly):
         return value[: width + 20]
-    if isinstance(value, str | bytes):
-        return repr(value[: width + 20])
     if not isinstance(value, Ref):
-        return repr(value)
+        return _leaf(value, width + 20)
     if value.number in path:
         return "..."
     # Each piece takes two characters at least, so that more of them are never shown.
@@ -108,25 +106,6 @@ def dtype_name(code: str) -> str:
     return kind if kind == "bool" else f"{kind}{length * 8}"
 
 
-def size(count: int) -> str:
-    """``1.2 MiB``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-def clean(text: str) -> str:
-    """The text with control characters escaped."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    )
-
-
 def _shorten(text: str, width: int) -> str:
     text = clean(text)
     return text if len(text) <= width else text[: max(0, width - 3)] + "..."
@@ -140,31 +119,8 @@ Line = tuple[Piece, ...]
 
 _LEVELS = 8  # of an outline; deeper values stay on one line
 _UNFOLDED = 1_000  # of one container; no outline has so many lines
+_ITEMS = 8  # of a container of plain data on one line
 _REPEATS = 3  # equal frames in a row that are shown before the others are counted
-_COLOURS = {"head": "1", "mark": "1;33", "bad": "1;31", "dim": "2", "name": "36"}
-
-
-class Terminal:
-    """Where lines are written. Every piece is cleaned here, so nothing that a dump holds can steer a terminal."""
-
-    def __init__(self, out: TextIO, *, color: bool) -> None:
-        self._out = out
-        self._color = color
-
-    def say(self, *pieces: Piece) -> None:
-        self._out.write("".join(self._shown(piece) for piece in pieces) + "\n")
-
-    def flush(self) -> None:
-        self._out.flush()
-
-    def _shown(self, piece: Piece) -> str:
-        style, text = ("", piece) if isinstance(piece, str) else piece
-        text = self._encodable(clean(text))
-        return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if style and self._color else text
-
-    def _encodable(self, text: str) -> str:
-        encoding = getattr(self._out, "encoding", None) or "utf-8"
-        return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def outline(dump: Dump, value: Value, *, width: int = 100, most: int = 200) -> Iterator[Line]:
@@ -233,19 +189,35 @@ def _plain(data: Any, indent: str, depth: int) -> Iterator[Line]:
 
 
 def plain_text(value: Any, width: int = 400) -> str:
-    """One line for a leaf of plain data."""
-    if _short(value):
-        text = ", ".join(plain_text(item, width) for item in value)
-        return text if len(text) < width else text[: width - 3] + "..."
+    """One line for plain data: a text as it is, and what a container holds."""
+    if isinstance(value, str):
+        text = value[: width + 1]
+    elif isinstance(value, dict):
+        text = ", ".join(f"{str(key)[:_NAME]}={_leaf(item, width)}" for key, item in islice(value.items(), _ITEMS))
+    elif isinstance(value, list):
+        text = ", ".join(plain_text(item, width) if _is_leaf(item) else _leaf(item, width) for item in value[:_ITEMS])
+    else:
+        text = _leaf(value, width)
     if isinstance(value, dict | list):
-        return f"({len(value)} items)" if value else "(empty)"
-    text = value[:width] if isinstance(value, str) else repr(value[:width] if isinstance(value, bytes) else value)
-    return text if len(text) < width else text[: width - 3] + "..."
+        text = text + f", ... {len(value)} in all" if len(value) > _ITEMS else text or "(empty)"
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _leaf(value: Any, width: int) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value[:width])
+    if _is_leaf(value) or not value:
+        return repr(value)
+    return "{...}" if isinstance(value, dict) else f"[{len(value)} items]"
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, dict | list)
 
 
 def _short(value: Any) -> bool:
     """Whether it is a list that fits a line."""
-    return isinstance(value, list) and 0 < len(value) < 9 and not any(isinstance(item, dict | list) for item in value)
+    return isinstance(value, list) and 0 < len(value) < 9 and all(map(_is_leaf, value))
 
 
 def failures(dump: Dump, *, marked: int | None = None) -> Iterator[Line]:

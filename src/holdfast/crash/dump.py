@@ -7,44 +7,61 @@ records.py); a file that was cut opens and says what is missing; objects are rea
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 from holdfast.crash import kinds
 from holdfast.crash.dumpfile import Chunk, Reader
-from holdfast.crash.limits import MAX_CHAIN
+from holdfast.crash.kinds import MAX_CHAIN
 from holdfast.crash.records import (
+    Agent,
+    Death,
+    Descriptors,
     Failure,
     Frame,
-    Gone,
+    Head,
+    Heap,
     Hit,
     Inert,
+    LogRecord,
+    Missing,
+    Native,
     PartState,
+    Process,
     Ref,
-    Seen,
     Source,
+    Stack,
     Task,
+    TextOnly,
     Thread,
     Value,
-    as_float,
+    Waiting,
+    as_dict,
     as_int,
+    as_list,
     as_text,
-    failure_of,
-    frames_of,
+    begun_step,
     node,
-    split_name,
+    read,
+    read_all,
+    split_path,
     steps,
-    task_of,
-    thread_of,
     with_locals,
-    within,
 )
-from holdfast.errors import CorruptValue, NotInDump
+from holdfast.errors import BadOption, CorruptValue, NotInDump
 
+THREAD, TASK, EXCEPTION = "thread", "task", "exception"
+# Parts that are plain records. Objects, stacks and sources have views of their own.
+PLAIN_PARTS = (kinds.PROCESS, kinds.DESCRIPTORS, kinds.ENVIRONMENT, kinds.MODULES, kinds.HEAP)
+EXTRA_PARTS = (kinds.AGENT, kinds.LOCKS, kinds.NATIVE, kinds.NOTE)
+
+_OFFERED = 200  # completions; nobody reads more
+_DEEPEST = 100  # levels of plain data that a search goes down
 _KEPT_BYTES = 8 << 20  # of decoded chunks of objects, before decoding: honest ones become ten times that, hostile 40
 _KEPT_OBJECTS = 1_000  # that were asked for last
 _DECODED = 4  # times that a chunk is decoded for one question: a small file may refer to a large chunk without end
@@ -70,22 +87,29 @@ class Dump:
         self.close()
 
     def close(self) -> None:
+        """Let go of the file."""
         self._reader.close()
 
     # The whole.
 
+    @cached_property
+    def about(self) -> Head:
+        return read(Head, self.head)
+
     @property
     def why(self) -> str:
-        return as_text(self.head.get("why"))
+        """Why it was taken, in words."""
+        return self.about.why
 
     @property
     def trigger(self) -> str:
-        return as_text(self.head.get("trigger"))
+        """What made it be taken: an exception, a signal, a hang, somebody who asked."""
+        return self.about.trigger
 
     @property
     def at(self) -> float:
         """When it was taken, in seconds since 1970."""
-        return as_float(self.head.get("at"))
+        return self.about.at
 
     @cached_property
     def index(self) -> dict[str, Any]:
@@ -112,19 +136,12 @@ class Dump:
                 self._reader.body(chunk)
             except CorruptValue as error:
                 self._problems.setdefault(chunk.kind, error.message)
-        told = self.index.get("parts")
-        told = told if isinstance(told, dict) else {}
+        told = as_dict(self.index.get("parts"))
         expected = self._expected_counts()
-        plan = self.head.get("plan")
-        planned = [kind for kind in plan if isinstance(kind, str)] if isinstance(plan, list) else []
+        known = {*self.about.plan, *chunks, *told, kinds.HEAD, kinds.INDEX}
         found = []
         for kind in [*kinds.PARTS, *(set(chunks) - set(kinds.PARTS))]:
-            if (
-                kind not in planned
-                and kind not in chunks
-                and kind not in told
-                and kind not in (kinds.HEAD, kinds.INDEX)
-            ):
+            if kind not in known:
                 continue
             note = told.get(kind)
             state, reason = (
@@ -158,47 +175,76 @@ class Dump:
         later: dict[int, tuple[Frame, ...]] = {}  # frames with their values are written after the chain
         for payload in self._all(kinds.EXCEPTION):
             if isinstance(payload, dict) and "of" in payload:
-                later.setdefault(as_int(payload["of"]), frames_of(payload.get("frames")))
+                later.setdefault(as_int(payload["of"]), read_all(Frame, payload.get("frames")))
             elif isinstance(payload, dict) and chain is None:
                 chain = payload.get("chain")
-        items = [item for item in chain[:MAX_CHAIN] if isinstance(item, dict)] if isinstance(chain, list) else []
-        every = [failure_of(item) for item in items]
-        every = [replace(one, frames=later[at]) if later.get(at) else one for at, one in enumerate(every)]
-        return [within(failure, len(every)) for failure in every]
+        every = read_all(Failure, as_list(chain)[:MAX_CHAIN])
+        framed = (replace(one, frames=later[place]) if later.get(place) else one for place, one in enumerate(every))
+        return [failure.within(len(every)) for failure in framed]
 
     @cached_property
     def threads(self) -> list[Thread]:
         """The failing thread first."""
-        found = [thread_of(payload) for payload in self._all(kinds.STACK) if isinstance(payload, dict)]
+        found = [*read_all(Thread, [*self._all(kinds.STACK)])]
         if found and all(frame.hidden for thread in found for frame in thread.frames):
             found = with_locals(found, self.extras(kinds.NATIVE).get("core stacks"))
         return sorted(found, key=lambda thread: (not thread.failing, not thread.current, not thread.main))
 
     @cached_property
     def tasks(self) -> list[Task]:
-        found: list[Task] = []
-        for payload in self._all(kinds.TASKS):
-            items = payload.get("tasks") if isinstance(payload, dict) else None
-            for item in items if isinstance(items, list) else ():
-                if isinstance(item, dict):
-                    found.append(task_of(len(found), item))
-        return found
+        """The asyncio tasks, each with its frames."""
+        raw = [item for payload in self._all(kinds.TASKS) for item in as_list(as_dict(payload).get("tasks"))]
+        return [replace(task, number=number) for number, task in enumerate(read_all(Task, raw))]
 
     @cached_property
     def sources(self) -> dict[str, Source]:
-        found = {}
-        for payload in self._all(kinds.SOURCE):
-            if isinstance(payload, dict) and isinstance(payload.get("text"), str):
-                name = as_text(payload.get("file"))
-                lines = tuple(payload["text"].splitlines())
-                first = as_int(payload.get("first")) or 1
-                found[name] = Source(name, first, lines, payload.get("whole") is True, payload.get("changed") is True)
-        return found
+        """The source of files that its frames are in, by path."""
+        found = [payload for payload in self._all(kinds.SOURCE) if isinstance(as_dict(payload).get("text"), str)]
+        return {source.file: source for source in read_all(Source, found)}
 
     @cached_property
     def logs(self) -> list[dict[str, Any]]:
-        records = self._first(kinds.LOGS).get("records")
-        return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
+        """The log records that were kept, oldest first."""
+        return [record for record in as_list(self._first(kinds.LOGS).get("records")) if isinstance(record, dict)]
+
+    @property
+    def log_records(self) -> tuple[LogRecord, ...]:
+        """As ``logs``, typed."""
+        return read_all(LogRecord, self.logs)
+
+    @cached_property
+    def process(self) -> Process:
+        return read(Process, self._first(kinds.PROCESS))
+
+    @cached_property
+    def descriptors(self) -> Descriptors:
+        return read(Descriptors, self._first(kinds.DESCRIPTORS))
+
+    @cached_property
+    def heap(self) -> Heap:
+        return read(Heap, self._first(kinds.HEAP))
+
+    @cached_property
+    def agents(self) -> list[Agent]:
+        """The agents that the process had open; one that does not say its name has that of its part."""
+        given = ((name.partition("@")[0], read(Agent, data)) for name, data in self.extras(kinds.AGENT).items())
+        return [agent if agent.name else replace(agent, name=name) for name, agent in given]
+
+    @property
+    def death(self) -> Death | None:
+        """How the process ended, where somebody outside saw it."""
+        told = self.extras(kinds.NOTE).get("death")
+        return read(Death, told) if isinstance(told, dict) else None
+
+    @property
+    def waiting(self) -> list[Waiting]:
+        """Who waits for whom, and for what."""
+        return [read(Waiting, data) for data in self.extras(kinds.LOCKS).values()]
+
+    @property
+    def native(self) -> dict[str, Native]:
+        """Stacks and registers below Python, by the part that has them."""
+        return {name: read(Native, data) for name, data in self.extras(kinds.NATIVE).items()}
 
     def part(self, kind: str) -> dict[str, Any]:
         """The content of a part that is one plain record: process, descriptors, environment, modules, heap."""
@@ -249,24 +295,79 @@ class Dump:
             done += text
         return current
 
-    def local(self, frame: Frame, path: str) -> Value:
-        """``messages[0]['role']`` in a frame."""
-        name, rest = split_name(path)
+    def local(self, frame: Frame | None, path: str) -> Value:
+        """What a path names: ``messages[0]['role']`` in a frame, or ``#12.city`` from an object's number."""
+        start, rest = split_path(path)
+        if isinstance(start, Ref):
+            return self.value(start, rest)
+        if frame is None:
+            raise NotInDump("there is no frame, so no names", hint="#12 names an object by its number.")
         for key, value in frame.locals:
-            if key == name:
+            if key == start:
                 return self.value(value, rest)
         names = ", ".join(key for key, _value in frame.locals[:20])
-        raise NotInDump(f"no local {name!r} in {frame.function}", hint=f"There are: {names}" if names else frame.hidden)
+        raise NotInDump(
+            f"no local {start!r} in {frame.function}", hint=f"There are: {names}" if names else frame.hidden
+        )
+
+    def continuations(self, frame: Frame | None, path: str) -> list[str]:
+        """Paths that begin with this one: the next name, attribute or key."""
+        path = path.lstrip()
+        begun = begun_step(path)
+        if begun is None:
+            names = [name for name, _value in frame.locals] if frame is not None else []
+            return [name for name in names if name.startswith(path)][:_OFFERED]
+        try:
+            value = self.local(frame, begun[0])
+        except (NotInDump, BadOption):
+            return []
+        ways = (way for way, _value in self.object(value).children()) if isinstance(value, Ref) else ()
+        return [begun[0] + way for way in ways if way.startswith(begun[1])][:_OFFERED]
+
+    # Stacks to stand in.
+
+    def stacks(self, kind: str) -> list[Stack]:
+        """All of that kind: threads, tasks or exceptions."""
+        if kind == THREAD:
+            return [
+                Stack(THREAD, place, one.name or f"thread {one.id}", _thread_note(one), one.frames, one.left_out)
+                for place, one in enumerate(self.threads)
+            ]
+        if kind == TASK:
+            return [
+                Stack(TASK, one.number, one.name or f"task {one.number}", self._task_note(one), one.frames)
+                for one in self.tasks
+            ]
+        return [
+            Stack(EXCEPTION, place, one.type_name, "traceback", one.frames) for place, one in enumerate(self.exceptions)
+        ]
+
+    def all_stacks(self) -> list[Stack]:
+        """Threads, tasks, and what led to the exception. Its own frames are the failing thread's, if there is one."""
+        running, raised = self.stacks(THREAD) + self.stacks(TASK), self.stacks(EXCEPTION)
+        return running + [stack for stack in raised[1:] if stack.frames] if running else raised[:1]
+
+    def _task_note(self, task: Task) -> str:
+        note = task.state
+        awaited = task.waits_for_tasks[:5]
+        if awaited:
+            names = [self.tasks[place].name if 0 <= place < len(self.tasks) else f"task {place}" for place in awaited]
+            more = len(task.waits_for_tasks) - len(names)
+            note += " for " + ", ".join(names) + (f" and {more} more" if more else "")
+        elif task.waits_for:
+            note += f" for {task.waits_for}"
+        return note + (", being cancelled" if task.cancelling else "")
+
+    def plain_parts(self) -> dict[str, Any]:
+        """Parts that are plain records, by their name for people; only those that are there."""
+        found: dict[str, Any] = {kinds.PARTS[kind]: self.part(kind) for kind in (kinds.HEAD, *PLAIN_PARTS)}
+        found |= {kinds.PARTS[kind]: self.extras(kind) or self.part(kind) for kind in EXTRA_PARTS}
+        found[kinds.PARTS[kinds.LOGS]] = self.logs
+        return {name: data for name, data in found.items() if data}
 
     def search(self, text: str, *, limit: int = 200) -> Iterator[Hit]:
-        """Values that contain the text (case does not matter): locals, keys, texts, attributes, logs, messages."""
-        wanted = text.casefold()
-        left = limit
-        for hit in self._search(wanted):
-            yield hit
-            left -= 1
-            if left <= 0:
-                return
+        """Names and values that contain the text, anywhere in the dump; case does not matter."""
+        return islice(self._search(text.casefold()), limit)
 
     def objects(self) -> Iterator[Inert]:
         """Every object that the file holds, in order."""
@@ -300,11 +401,15 @@ class Dump:
         for record in self.logs:
             if wanted in as_text(record.get("text")).casefold():
                 yield Hit(f"log {as_text(record.get('logger'))}", as_text(record.get("text")))
+        for name, data in self.plain_parts().items():
+            for where, key, value in _leaves(data, name, "", _DEEPEST) if name != kinds.PARTS[kinds.LOGS] else ():
+                if wanted in key.casefold() or (isinstance(value, str) and wanted in value.casefold()):
+                    yield Hit(where, value)
 
     def _step(self, current: Value, step: Any, where: str) -> Value:
-        if isinstance(current, Gone):
+        if isinstance(current, Missing):
             raise NotInDump(f"{where} is not in the dump: {current.reason}")
-        if isinstance(current, Seen):
+        if isinstance(current, TextOnly):
             raise NotInDump(
                 f"of {where} only its text is known, as it was read from outside: nothing inside can be named"
             )
@@ -317,7 +422,7 @@ class Dump:
         name, key = step
         if name is not None:
             found = inert.attribute(name)
-            if isinstance(found, Gone) and found.reason == "no such attribute":
+            if isinstance(found, Missing) and found.reason == "no such attribute":
                 names = ", ".join(attribute for attribute, _value in inert.attributes[:20])
                 raise NotInDump(
                     f"{where} ({inert.type_name}) has no attribute {name!r}", hint=f"It has: {names}" if names else ""
@@ -373,18 +478,39 @@ class Dump:
                 return payload
         return {}
 
-    def _expected_counts(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        listed = self.index.get("chunks")
-        for item in listed if isinstance(listed, list) else ():
-            if isinstance(item, list) and item and isinstance(item[0], str):
-                counts[item[0]] = counts.get(item[0], 0) + 1
-        return counts
+    def _expected_counts(self) -> Counter[str]:
+        listed = [item[0] for item in as_list(self.index.get("chunks")) if isinstance(item, list) and item]
+        return Counter(kind for kind in listed if isinstance(kind, str))
 
 
 def open_dump(path: str | os.PathLike[str]) -> Dump:
     """Open a dump. NotADump when the file is something else; one that was cut opens."""
     return Dump(path)
+
+
+def plain_children(data: Any) -> Iterator[tuple[str, Any]]:
+    """What a plain container holds, with the way to it."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield str(key), value
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield f"[{index}]", value
+
+
+def _leaves(data: Any, where: str, key: str, depth: int) -> Iterator[tuple[str, str, Value]]:
+    if not isinstance(data, dict | list):
+        known = data is None or isinstance(data, bool | int | float | str | bytes)
+        yield where, key, data if known else Missing("broken entry")
+    elif depth > 0:
+        for way, value in plain_children(data):
+            yield from _leaves(value, where + (way if way.startswith("[") else f" {way}"), way, depth - 1)
+
+
+def _thread_note(thread: Thread) -> str:
+    told = {"failing": thread.failing, "took the dump": thread.current and not thread.failing, "main": thread.main,
+            "daemon": thread.daemon}  # fmt: skip
+    return ", ".join(word for word, holds in told.items() if holds)
 
 
 def _contains(value: Any, wanted: str) -> bool:
@@ -394,7 +520,7 @@ def _contains(value: Any, wanted: str) -> bool:
         return wanted.encode() in value.lower()
     if isinstance(value, int | float) and not isinstance(value, bool):
         return wanted == repr(value)
-    return isinstance(value, Gone) and wanted in value.type_name.casefold()
+    return isinstance(value, Missing) and wanted in value.type_name.casefold()
 
 
 def _cut_note(inert: Inert) -> str:

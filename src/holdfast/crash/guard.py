@@ -20,8 +20,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.crash import exceptions, tasks
-from holdfast.crash.limits import Limits
+from holdfast.crash import stacks
+from holdfast.crash.kinds import Limits
 from holdfast.crash.shapes import is_subtype, type_name
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ _HELD_S = 60.0  # an exception that was not handled has arrived by then; if not,
 _MOST_HANDLED = 2  # looks for one place; the third failure there is handled, too
 _MOST_PLACES = 1_000
 _SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
-_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 _MODULES = {
     "asyncio.base_events": ("BaseEventLoop", ("run_until_complete", "call_exception_handler")),
     "asyncio.runners": ("Runner", ("run",)),
@@ -48,7 +47,7 @@ class Held(NamedTuple):
     at: float
     trigger: str
     why: str
-    seen: tasks.Seen
+    seen: stacks.TaskSnapshot
 
 
 class Guard:
@@ -82,12 +81,12 @@ class Guard:
         """Look at the tasks now, for the case that nobody handles this exception."""
         if self._hooks.removed or not is_failure(error) or any(error is held.error for held in self._held):
             return
-        place = place_of(error, _TRACEBACK(error))
+        place = place_of(error, stacks.traceback_of(error))
         self._places[place] = self._places.get(place, 0) + 1
         if self._places[place] > _MOST_HANDLED or len(self._places) > _MOST_PLACES:
             return
         try:
-            seen = tasks.look(task, (self._hooks.settings.limits or Limits()).look_s)
+            seen = stacks.look_at_tasks(task, (self._hooks.settings.limits or Limits()).look_s)
         except Exception:  # noqa: BLE001 (the dump is taken when the exception arrives, without the tasks)
             return
         self._held.append(Held(error, monotonic(), trigger, why, seen))
@@ -95,7 +94,7 @@ class Guard:
 
     def held(self, error: BaseException) -> Held | None:
         """What was seen when this exception, or one that it came from, left its task. It is held no longer."""
-        from_ = exceptions.tree(error)
+        from_ = stacks.exception_tree(error)
         found = [held for held in self._held if any(held.error is one for one in from_)]
         self._held = [held for held in self._held if not any(held is one for one in found)]
         return found[0] if found else None
@@ -124,13 +123,13 @@ class Guard:
         self.hold(error, "task", f"uncaught {type_name(type(error))} out of an event loop")
 
     def _task_failed(self, task: Any, error: BaseException) -> None:
-        self.hold(error, "task", f"{type_name(type(error))} in task {tasks.name_of(task)} of a group", task)
+        self.hold(error, "task", f"{type_name(type(error))} in task {stacks.task_name(task)} of a group", task)
 
     def _left_process(self, process: Any, error: BaseException) -> None:
         if not self._hooks.removed and is_failure(error):
             name = vars(process).get("_name")
             why = f"uncaught {type_name(type(error))} in process {name if type(name) is str else '?'}"
-            self._hooks.take(error, _TRACEBACK(error), "exception", why, last=True)
+            self._hooks.take(error, stacks.traceback_of(error), "exception", why, last=True)
 
     def _nobody_awaits(self, context: Any) -> None:
         error = context.get("exception") if type(context) is dict else None
@@ -139,7 +138,14 @@ class Guard:
         message = context.get("message")
         why = message[:200] if type(message) is str else f"{type_name(type(error))} in a task"
         self.hold(error, "task", why)
-        self._hooks.take_beside(error, _TRACEBACK(error), "task", why)
+        self._hooks.take_beside(error, stacks.traceback_of(error), "task", why)
+
+
+def _take_out(error: BaseException, frame: types.FrameType) -> None:
+    """Our own frame, out of the traceback: it is as without us."""
+    trace = stacks.traceback_of(error)
+    if trace is not None and trace.tb_frame is frame:
+        _SET_TRACEBACK(error, trace.tb_next)
 
 
 def _leaving(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,9 +157,7 @@ def _leaving(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
             return before(*args, **kwargs)
         except BaseException as error:
             guard._left_loop(error)  # noqa: SLF001 (of this module)
-            trace = _TRACEBACK(error)
-            if trace is not None and trace.tb_frame is sys._getframe():  # noqa: SLF001 (the documented way)
-                _SET_TRACEBACK(error, trace.tb_next)
+            _take_out(error, sys._getframe())  # noqa: SLF001 (the documented way)
             raise
 
     return wrapper
@@ -170,9 +174,7 @@ def _bootstrap(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return run()
             except BaseException as error:
-                trace = _TRACEBACK(error)
-                if trace is not None and trace.tb_frame is sys._getframe():  # noqa: SLF001 (the documented way)
-                    _SET_TRACEBACK(error, trace.tb_next)
+                _take_out(error, sys._getframe())  # noqa: SLF001 (the documented way)
                 guard._left_process(process, error)  # noqa: SLF001 (of this module)
                 raise
 
@@ -185,7 +187,7 @@ def _bootstrap(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
 def _on_task_done(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def wrapper(group: Any, task: Any) -> Any:
-        error = tasks.field(task, "_exception")
+        error = stacks.task_field(task, "_exception")
         if error is not None and not getattr(group, "_aborting", False):
             guard._task_failed(task, error)  # noqa: SLF001 (of this module)
         return before(group, task)
@@ -241,7 +243,7 @@ def is_failure(error: BaseException) -> bool:
     """Whether it is one: leaving on purpose, Ctrl-C and cancelling are not, nor are groups of nothing else."""
     if is_subtype(type(error), Exception):
         return True
-    return any(is_failure(member) for member in exceptions.members_of(error))
+    return any(is_failure(member) for member in stacks.members_of(error))
 
 
 def place_of(error: BaseException, traceback: types.TracebackType | None) -> tuple[str, str, int]:

@@ -22,16 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.agent.watchers import WATCHERS
-from holdfast.crash import agents, exceptions, folder, kinds, logs, taking, tasks
+from holdfast.crash import agents, folder, inside, kinds, stacks
+from holdfast.crash.dumpfile import PartFailed, in_time
 from holdfast.crash.guard import Guard, is_failure, place_of
-from holdfast.crash.limits import Limits
+from holdfast.crash.kinds import Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.shapes import is_subtype, type_name
 from holdfast.crash.watch import Watch
 from holdfast.errors import BadOption, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.crash.fatal import Fatal
+    from holdfast.crash.outside import Fatal
     from holdfast.crash.sidecar import Sidecar
 
 _BALLAST_BYTES = 64 << 20  # of address space, given back when memory runs out, so that the dump has some
@@ -173,7 +174,8 @@ class _Hooks:
         self.sidecar: Sidecar | None = None
         self.watch: Watch = Watch(self)
         self._native: Callable[[], None] | None = None  # takes the sidecar's part of our dumps away
-        self._used: Path | None = None  # the store of the agent that was opened last
+        self._used: str | None = None  # the place of the store whose agent was opened last
+        self._tidy = True  # whether the folder was looked through for what is too much, with that store's help
         self._fatal: Fatal | None = None
         self._previous: list[Callable[..., Any]] = []
         self._make_invoke: Any = None  # threading's, which asks a thread's hook
@@ -195,9 +197,9 @@ class _Hooks:
         if self._make_invoke is not None:
             threading._make_invoke_excepthook = self._invoke_excepthook  # type: ignore[attr-defined] # noqa: SLF001
         self._before = getattr(sys, "last_value", None)
-        self._go_back = taking.go_to(self.folder)
+        self._go_back = inside.go_to(self.folder)
         if self.settings.logs > 0:
-            logs.keep(self.settings.logs)
+            inside.keep_logs(self.settings.logs)
         with suppress(OSError, ValueError):
             self._ballast = mmap.mmap(-1, _BALLAST_BYTES)
         self._guard.start()
@@ -217,9 +219,9 @@ class _Hooks:
         if self.settings == before or self._is_child:
             return
         if self.settings.logs != before.logs:
-            logs.stop()
+            inside.stop_logs()
             if self.settings.logs > 0:
-                logs.keep(self.settings.logs)
+                inside.keep_logs(self.settings.logs)
         if _outside(self.settings) != _outside(before) or self.folder() != self._outside_at:
             self._end_outside()
             self._begin_outside()
@@ -246,7 +248,7 @@ class _Hooks:
         self._go_back()
         self._ended_by = None
         self._end_outside()
-        logs.stop()
+        inside.stop_logs()
         self._free_ballast()
 
     def _end_outside(self) -> None:
@@ -288,23 +290,23 @@ class _Hooks:
             return folder.of(wanted.store)
         if not os.environ.get("HOLDFAST_DUMPS"):
             stores = [place for store in agents.open_stores() if _is_store(place := Path(store.place))]
-            if self._used is not None and _is_store(self._used):
-                stores.append(self._used)  # an exception that leaves `with holdfast.open()` has closed it
+            if self._used is not None and _is_store(Path(self._used)):
+                stores.append(Path(self._used))  # an exception that leaves `with holdfast.open()` has closed it
             if stores:
                 return stores[-1] / "dumps"
         return folder.default()
 
     def _begin_outside(self) -> None:
         """Fatal signals and the sidecar need a folder from the start. They move when the program opens its store."""
-        from holdfast.crash import fatal, sidecar
+        from holdfast.crash import outside, sidecar
 
         wanted = self.settings
         self._outside_at = place = self.folder()
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fatal.collect(place)
+            outside.collect_fatal(place)
             self._prune(place)
-            self._fatal = fatal.enable(place)
+            self._fatal = outside.enable_fatal(place)
             if wanted.core:
                 from holdfast.crash import cores
 
@@ -314,10 +316,10 @@ class _Hooks:
                     place, fatal=self._fatal, hang_s=wanted.hang_s, core=wanted.core, limits=wanted.limits
                 )
                 if wanted.logs > 0:
-                    logs.keep(wanted.logs).ship = self.sidecar.log
+                    inside.keep_logs(wanted.logs).ship = self.sidecar.log
                 if wanted.native:
                     limit = (wanted.limits or Limits()).part_s * _NATIVE_SHARE
-                    self._native = taking.add_part(kinds.NATIVE, "threads", partial(self.sidecar.native, limit))
+                    self._native = inside.add_part(kinds.NATIVE, "threads", partial(self.sidecar.native, limit))
         except (HoldfastError, OSError) as error:
             self.note(f"dumps of fatal signals are off: {error}")
 
@@ -325,7 +327,8 @@ class _Hooks:
         with suppress(Exception):  # whoever opens an agent must not fail for a dump's sake
             agents.watch(handle, opened)
             if opened and handle._writer is not None:  # noqa: SLF001
-                self._used = Path(handle._store.place)  # noqa: SLF001
+                if self._used != handle._store.place:  # noqa: SLF001
+                    self._used, self._tidy = handle._store.place, False  # noqa: SLF001
                 self._move_outside()
                 self.watch.soon()
 
@@ -339,8 +342,11 @@ class _Hooks:
             self.sidecar.ending()
 
     def expire(self) -> None:
-        """Let go of what was held for an exception that does not come."""
+        """Let go of what was held for an exception that does not come, and of dumps that are too many."""
         self._guard.expire()
+        if not self._tidy:
+            self._tidy = True
+            self._prune(self.folder())
 
     def forked(self) -> None:
         """In a child: threads are gone, and the sidecar watches the parent."""
@@ -401,7 +407,7 @@ class _Hooks:
         finally:
             error = args.exc_value
             if not self.removed and error is not None and is_failure(error) and not sys.is_finalizing():
-                take = self.take_beside if tasks.in_loop() else self.take
+                take = self.take_beside if stacks.in_loop() else self.take
                 take(error, args.exc_traceback, "unraisable", f"{_why(error)} that nobody could catch")
 
     # -- one dump -------------------------------------------------------------------------------------------
@@ -432,7 +438,7 @@ class _Hooks:
             if last and error is not None:
                 self._ended_by = error, path
             self._told(path, error, trigger, why, what)
-            self._prune(path.parent)
+            self._prune(path.parent, path.name)
         except Exception as failure:  # noqa: BLE001 (a second failure must not change how the first one ends)
             self.note(f"no dump could be written: {_short(failure)}")
             return None
@@ -455,37 +461,37 @@ class _Hooks:
 
     def capture(
         self, error: BaseException | None, traceback: types.TracebackType | None, trigger: str, why: str,
-        *, about: int | None = None, seen: tasks.Seen | None = None,
+        *, about: int | None = None, seen: stacks.TaskSnapshot | None = None,
     ) -> Path:  # fmt: skip
         limits = self.settings.limits or Limits()
         if error is not None and is_subtype(type(error), MemoryError):
             self._free_ballast()
             limits = replace(limits, objects=min(limits.objects, _SHORT_OBJECTS))
         with agents.travelling(error):
-            return taking.capture(
+            return inside.capture(
                 why, error=error, traceback=traceback, to=self.folder(), trigger=trigger, limits=limits,
                 thread=about, seen=seen,
             )  # fmt: skip
 
-    def _prune(self, place: Path) -> None:
+    def _prune(self, place: Path, newest: str = "") -> None:
         """Make room, now that this dump is whole. Where it cannot be told which ones are needed, nothing goes."""
         limits = self.settings.limits or Limits()
-        if not folder.surplus(place, limits.kept_dumps, limits.kept_bytes):
-            return
+        stores = [store.place for store in agents.open_stores()]
+        stores += [self._used] if self._used is not None else []
 
         def prune() -> None:
-            needed = agents.needed_dumps(place.parent) if _is_store(place.parent) else set()
-            if needed is not None:
-                for path in folder.surplus(place, limits.kept_dumps, limits.kept_bytes, needed):
-                    folder.remove(path)
+            for path in agents.removable(place, stores, limits.kept_dumps, limits.kept_bytes, {newest}):
+                folder.remove(path)
 
-        agents.in_time(prune, _PRUNE_S)
+        if folder.surplus(place, limits.kept_dumps, limits.kept_bytes):
+            with suppress(PartFailed):
+                in_time(prune, _PRUNE_S)
 
     def _told(self, path: Path, error: BaseException | None, trigger: str, why: str, what: str) -> None:
         self.note(f"dump written to {path}")
         redactor = Redactor(dict(os.environ))
         redactor.learn_arguments([word for word in sys.orig_argv[:200] if type(word) is str])
-        message = exceptions.message_of(error, 1000)[0] if error is not None else why
+        message = stacks.message_of(error, 1000)[0] if error is not None else why
         with agents.travelling(error):
             name = type_name(type(error)) if error is not None else trigger
             agents.tell(path, name, redactor.clean(message), trigger, what=what)
@@ -530,14 +536,14 @@ def _place_of(
 ) -> tuple[str, str, int]:
     """What failed and where; of a thread that stands still, where it stands."""
     if error is not None:
-        return place_of(error, traceback if traceback is not None else exceptions.traceback_of(error))
+        return place_of(error, traceback if traceback is not None else stacks.traceback_of(error))
     frame = sys._current_frames().get(about) if about is not None else None  # noqa: SLF001 (the documented way)
     return (trigger, frame.f_code.co_filename, frame.f_lineno or 0) if frame is not None else (trigger, "", 0)
 
 
 def _is_outermost(error: BaseException) -> bool:
     """Whether it has left the program. Consoles inside of a program keep what they have shown in the same place."""
-    trace = exceptions.traceback_of(error)
+    trace = stacks.traceback_of(error)
     return trace is not None and trace.tb_frame.f_back is None
 
 
@@ -546,7 +552,7 @@ def _why(error: BaseException) -> str:
 
 
 def _short(failure: BaseException) -> str:
-    text = exceptions.message_of(failure, 200)[0]
+    text = stacks.message_of(failure, 200)[0]
     return f"{type_name(type(failure))}: {text}" if text else type_name(type(failure))
 
 

@@ -1,6 +1,6 @@
-"""The heap: what it holds by type, who holds the large containers, and what grows between two moments or over many.
+"""The heap: what it holds by type, who holds the large containers, and what grows between two moments.
 
-Owns `heap()`, the counting, the search for holders, how two snapshots are compared and how a trend is told from noise.
+Owns `heap()`, the counting, the search for holders, and how two snapshots are compared.
 Must not know terminals. Holds always: taking a snapshot runs no code of the program and ends at its bounds; what a dump
 holds is read as inert data.
 """
@@ -14,29 +14,24 @@ import sys
 import time
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import islice, pairwise
-from pathlib import Path
+from itertools import islice
 from time import monotonic
 from typing import Any, NamedTuple
 
-from holdfast.crash import folder, kinds, shapes, stacks, tasks
-from holdfast.crash.display import size
-from holdfast.crash.dump import Dump, open_dump
-from holdfast.crash.limits import Limits
-from holdfast.crash.records import as_float, as_int, as_text
+from holdfast.crash import shapes, stacks
+from holdfast.crash.kinds import Limits
+from holdfast.crash.records import Heap, read
 from holdfast.crash.redaction import looks_secret
-from holdfast.crash.shapes import exact_text, first_items, frame_locals, layout_of, type_name
+from holdfast.crash.shapes import exact_text, first_items, frame_locals, in_class, layout_of, type_name
 from holdfast.crash.stacks import Frames
-from holdfast.errors import BadOption, HoldfastError
+from holdfast.text import size
 
 # -- counting --------------------------------------------------------------------------------------------------------
 
 
-_MRO = type.__dict__["__mro__"].__get__
-_TYPE_DICT = type.__dict__["__dict__"].__get__
 _HEADER = 16  # the collector's own header before each object it knows
 _TYPES_SHOWN = 400
 _LARGEST = 40
@@ -109,13 +104,10 @@ def _allocations(until: float) -> list[list[Any]]:
 
 def _measure(cls: type) -> tuple[Any, bool]:
     """The C method that tells an instance's size (None if the program has its own), and whether it is always equal."""
-    for base in _MRO(cls):
-        for key, value in islice(types.MappingProxyType.items(_TYPE_DICT(base)), 2_000):
-            if type(key) is str and key == "__sizeof__":
-                if type(value) is not types.MethodDescriptorType:
-                    return None, False
-                return value, base is object and _ITEM_SIZE(cls) == 0
-    return None, False
+    measure = in_class(cls, "__sizeof__", None)
+    if type(measure) is not types.MethodDescriptorType:
+        return None, False
+    return measure, measure is object.__sizeof__ and _ITEM_SIZE(cls) == 0
 
 
 # -- who holds what --------------------------------------------------------------------------------------------------
@@ -215,7 +207,7 @@ def _roots(is_mine: Callable[[str], bool]) -> tuple[list[_Stop], list[_Stop]]:
             elif type(value) is not types.FunctionType and type(value) is not type:
                 libraries.append(_Stop(f"{name}.{key}", value, _LIBRARY_DEPTH, _secret(key)))
     every = [stacks.steps_of_frame(thread["frame"]) for thread in stacks.threads(_STACKS)]
-    every += [tasks.steps_of(task)[0] for task in tasks.live_tasks()[:_STACKS]]
+    every += [stacks.steps_of_task(task)[0] for task in stacks.live_tasks()[:_STACKS]]
     for steps in every:
         for frame, _instruction in steps[-_FRAMES:]:
             code = frame.f_code
@@ -254,7 +246,7 @@ def _below(stop: _Stop, is_mine: Callable[[str], bool]) -> Iterator[_Stop]:
         for inside in gc.get_referents(value):
             if type(inside) is dict and inside is not layout_of(kind).instance_dict(value):
                 yield _Stop(f"{stop.place}() cache", inside, 0, stop.hidden)
-    elif any(base is type for base in type.__dict__["__mro__"].__get__(kind)):  # a class
+    elif shapes.is_subtype(kind, type):  # a class
         for name, inside in islice(types.MappingProxyType.items(_TYPE_DICT(value)), _ITEMS):
             if type(name) is str and not name.startswith("__") and type(inside) is not types.FunctionType:
                 yield _Stop(f"{stop.place}.{name}", inside, depth, stop.hidden or _secret(name))
@@ -314,10 +306,6 @@ def _first_item(value: Any) -> str:
 
 _HERE = __file__.rpartition("/")[0] + "/"
 _SHOWN = 15  # rows of a text
-_DUMPS = 500  # the newest of a folder that are looked at
-_STEADY = 0.6  # of the steps from one dump to the next; what shrinks more often is no leak
-_SAME_S = 2.0  # a clock that is set moves when a process seems to have begun
-_LEAST = 10  # more objects or items than before; less is noise
 
 
 @dataclass(frozen=True)
@@ -346,9 +334,10 @@ class Grown:
         return self.after.bytes - self.before.bytes
 
     def __str__(self) -> str:
-        holds = f" of {self.after.holds}" if self.after.holds else ""
         change = f"{self.before.count:,} -> {self.after.count:,}"
-        return f"+{self.count:,} {self.name}{holds}: {change}, {size(self.before.bytes)} -> {size(self.after.bytes)}"
+        holds = f", holds {self.after.holds}" if self.after.holds else ""
+        taken = f"{size(self.before.bytes)} -> {size(self.after.bytes)}"
+        return f"+{self.count:<9,} {self.name}: {change}, {taken}{holds}"
 
 
 @dataclass(frozen=True)
@@ -388,30 +377,6 @@ class Snapshot:
         return self.types, self.containers, self.lines
 
 
-@dataclass(frozen=True)
-class Trend:
-    """One thing that grows over several dumps."""
-
-    kind: str  # "type", "container" or "line"
-    name: str
-    holds: str
-    counts: tuple[int, ...]  # in the order of time
-    bytes: tuple[int, ...]
-    per_hour: float  # of the count: the slope of the line that fits best
-    bytes_per_hour: float
-
-
-@dataclass(frozen=True)
-class Leaks:
-    """What grows in an agent's process, by its dumps."""
-
-    files: tuple[str, ...]  # the dumps that were compared, the oldest first
-    at: tuple[float, ...]
-    skipped: int  # dumps of the agent without a heap summary, or of other processes
-    one_process: bool  # otherwise each dump is of another process, and growth over time may be chance
-    trends: tuple[Trend, ...]  # those with the most bytes first, types before the containers that hold them
-
-
 def heap(*, limits: Limits | None = None) -> Snapshot:
     """A snapshot of this process's heap. Nothing is collected first: call ``gc.collect()`` if garbage should not count.
 
@@ -426,88 +391,13 @@ def heap(*, limits: Limits | None = None) -> Snapshot:
         shapes.forget_layouts()
         if was_on:
             gc.enable()
-    return snapshot_of(found, time.time())
+    return snapshot_of(read(Heap, found), time.time())
 
 
-def snapshot_of(part: Mapping[str, Any], at: float) -> Snapshot:
+def snapshot_of(part: Heap, at: float) -> Snapshot:
     """The heap part of a dump as a snapshot."""
-    held = {}
-    for row in _rows(part.get("holders"), 6):
-        held[as_text(row[0])] = Amount(as_int(row[3]), as_int(row[4]), as_text(row[5]))
-    return Snapshot(at, as_int(part.get("objects")), _amounts(part.get("types")), held, _amounts(part.get("places")))
-
-
-def leaks(agent: str, place: Path) -> Leaks:
-    """What grows from dump to dump of an agent, of those in a folder. BadOption when there are no two to compare.
-
-    Where one process left several, only these are compared, because a new process starts small.
-    """
-    series: dict[tuple[str, int, float], list[tuple[float, str, Snapshot]]] = {}
-    others: set[str] = set()
-    without = 0
-    for path in folder.found(place)[:_DUMPS]:
-        try:
-            with open_dump(path) as dump:
-                names = _agents(dump)
-                if agent not in names:
-                    others |= names
-                    continue
-                part = dump.part(kinds.HEAP)
-                if not part.get("types"):
-                    without += 1
-                    continue
-                process = _process(dump, series)
-                series.setdefault(process, []).append((dump.at, path.name, snapshot_of(part, dump.at)))
-        except (HoldfastError, OSError):  # it is damaged, no dump, or was removed meanwhile
-            continue
-    longest = max(series.values(), key=len, default=[])
-    one_process = len(longest) > 1
-    every = sorted(longest if one_process else (entry for entries in series.values() for entry in entries),
-                   key=lambda entry: entry[0])  # fmt: skip
-    if len(every) < 2:
-        raise _too_few(agent, place, len(every) + without, without, others)
-    skipped = without + sum(map(len, series.values())) - len(every)
-    found = trends([entry[2] for entry in every])
-    return Leaks(tuple(entry[1] for entry in every), tuple(entry[0] for entry in every), skipped, one_process, found)
-
-
-def _process(dump: Dump, known: Iterable[tuple[str, int, float]]) -> tuple[str, int, float]:
-    """Which process it was. Numbers are used again; when it began is known to about a second."""
-    host, pid, began = as_text(dump.head.get("host")), as_int(dump.head.get("pid")), as_float(dump.head.get("began"))
-    same = [one for one in known if one[:2] == (host, pid) and abs(one[2] - began) < _SAME_S]
-    return same[0] if same else (host, pid, began)
-
-
-def trends(series: Sequence[Snapshot]) -> tuple[Trend, ...]:
-    """What grew from the first snapshot to the last, and in most steps between."""
-    found = []
-    hours = [(one.at - series[0].at) / 3600 for one in series]
-    for which, kind in enumerate(("type", "container", "line")):
-        rows = [one.kinds[which] for one in series]
-        if not all(rows):  # tracemalloc was not always on
-            continue
-        for name, last in rows[-1].items():
-            amounts = [row.get(name, Amount()) for row in rows]
-            counts, taken = [one.count for one in amounts], [one.bytes for one in amounts]
-            if _grows(counts):
-                slopes = _slope(hours, counts), _slope(hours, taken)
-                found.append(Trend(kind, name, last.holds, tuple(counts), tuple(taken), *slopes))
-    found.sort(key=lambda one: (one.bytes[0] - one.bytes[-1], one.counts[0] - one.counts[-1], one.name))
-    return tuple(found)
-
-
-def _grows(counts: Sequence[int]) -> bool:
-    if counts[-1] - counts[0] < _LEAST:
-        return False
-    steps = list(pairwise(counts))
-    return sum(after > before for before, after in steps) >= _STEADY * len(steps)
-
-
-def _slope(hours: Sequence[float], values: Sequence[float]) -> float:
-    """Of the line with the least squares; 0 where all dumps are of one moment."""
-    middle, level = sum(hours) / len(hours), sum(values) / len(values)
-    spread = sum((hour - middle) ** 2 for hour in hours)
-    return sum((h - middle) * (v - level) for h, v in zip(hours, values, strict=True)) / spread if spread > 0 else 0.0
+    held = {place: Amount(items, taken, first) for place, _kind, _count, items, taken, first in part.holders}
+    return Snapshot(at, part.objects, _amounts(part.types), held, _amounts(part.places))
 
 
 def _grown(old: Mapping[str, Amount], new: Mapping[str, Amount]) -> tuple[Grown, ...]:
@@ -522,27 +412,9 @@ def _own(name: str) -> bool:
     return name.startswith((OWN, _HERE))
 
 
-def _amounts(listed: Any) -> dict[str, Amount]:
+def _amounts(rows: Iterable[tuple[str, int, int]]) -> dict[str, Amount]:
     found: dict[str, Amount] = {}
-    for row in _rows(listed, 3):
-        known = found.get(as_text(row[0]), Amount())  # two classes may have the same name
-        found[as_text(row[0])] = Amount(known.count + as_int(row[1]), known.bytes + as_int(row[2]))
+    for name, count, taken in rows:
+        known = found.get(name, Amount())  # two classes may have the same name
+        found[name] = Amount(known.count + count, known.bytes + taken)
     return found
-
-
-def _rows(listed: Any, length: int) -> list[list[Any]]:
-    listed = listed if isinstance(listed, list) else []
-    return [row for row in listed if isinstance(row, list) and len(row) == length]
-
-
-def _agents(dump: Dump) -> set[str]:
-    return {as_text(data.get("agent")) for data in dump.extras(kinds.AGENT).values() if isinstance(data, dict)}
-
-
-def _too_few(agent: str, place: Path, count: int, without: int, others: set[str]) -> BadOption:
-    told = f"two dumps of {agent!r} with a heap summary are needed, and {place} has {count - without}"
-    if without:
-        return BadOption(told, hint=f"{without} more were taken from outside, which cannot look into the heap.")
-    if not count and others:
-        return BadOption(told, hint=f"There are dumps of {', '.join(sorted(filter(None, others))[:8])}.")
-    return BadOption(told, hint='Take some while it runs: holdfast.crash.capture("heap"), every hour for instance.')

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.crash.limits import MAX_LISTED
+from holdfast.crash.kinds import MAX_LISTED
 from holdfast.crash.shapes import exact_text
 
 ENVIRONMENT_NAMES = frozenset(

@@ -16,10 +16,17 @@ from time import monotonic
 from typing import Any
 
 from holdfast.crash import kinds
-from holdfast.crash.limits import CHUNK_TARGET_BYTES, ENTRY_COST, INLINE_TEXT, MAX_NAME, Limits
-from holdfast.crash.readers import (
+from holdfast.crash.kinds import CHUNK_TARGET_BYTES, ENTRY_COST, INLINE_TEXT, MAX_NAME, Limits
+from holdfast.crash.redaction import Redactor, is_field
+from holdfast.crash.shapes import (
+    BASES,
     BY_TYPE,
     EXACT,
+    Layout,
+    first_items,
+    is_genuine,
+    is_subtype,
+    layout_of,
     read_collection,
     read_dict,
     read_enum,
@@ -27,10 +34,9 @@ from holdfast.crash.readers import (
     read_number,
     read_sequence,
     read_text,
+    text_of_leaf,
+    type_name,
 )
-from holdfast.crash.redaction import Redactor
-from holdfast.crash.secrets import is_field, text_of_leaf
-from holdfast.crash.shapes import BASES, Layout, first_items, is_genuine, is_subtype, layout_of, type_name
 
 Entry = Any  # None, bool, int, float, str, bytes; (number,); (reason, type name)
 

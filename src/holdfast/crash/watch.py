@@ -190,7 +190,7 @@ class Watch:
 
     def _ping(self) -> None:
         """An event loop that has nothing to do stands still, too: but it answers."""
-        for loop in _running_loops():
+        for loop in stacks.loops("run_forever"):
             key = id(loop)
             if not self._pinged.get(key, False):
                 self._pinged[key] = True
@@ -274,24 +274,3 @@ def _switches(native: int) -> int:
         return sum(int(count) for count in counts)
     except (OSError, ValueError):
         return 0
-
-
-def _running_loops() -> list[Any]:
-    """Loops that a thread runs now, found on its stack."""
-    module = sys.modules.get("asyncio.base_events")
-    if module is None:
-        return []
-    code = module.BaseEventLoop.run_forever.__code__
-    found = []
-    for frame in sys._current_frames().values():  # noqa: SLF001 (the documented way)
-        current: types.FrameType | None = frame
-        for _ in range(200):
-            if current is None:
-                break
-            if current.f_code is code:
-                loop = current.f_locals.get("self")
-                if isinstance(loop, module.BaseEventLoop):
-                    found.append(loop)
-                break
-            current = current.f_back
-    return found

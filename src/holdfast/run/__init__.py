@@ -6,8 +6,9 @@ command line does. Each is loaded when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
+
+from holdfast import lazy as _lazy
 
 if TYPE_CHECKING:
     from holdfast.run.durables import DURABLES, Durable, Options, configured, known
@@ -29,11 +30,4 @@ _HOMES = {
     "told": "holdfast.run.outcomes",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        msg = f"module 'holdfast.run' has no attribute {name!r}"
-        raise AttributeError(msg)
-    value: object = getattr(_import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = _lazy.names(__name__, _HOMES)

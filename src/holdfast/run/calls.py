@@ -35,7 +35,7 @@ from holdfast.errors import (
     StorePoisoned,
     Unencodable,
 )
-from holdfast.run import former
+from holdfast.run import callers
 from holdfast.run import records as rec
 from holdfast.run.arguments import Packed, Stowed, exposed, fetch, fingerprint, leaked, pack, refuse, scrub, stow
 from holdfast.run.cancelling import Stop, stopping, tell
@@ -244,7 +244,7 @@ class Live:
             self.call.attempts, self.call.progress = before.attempts, before.progress
         key = before.intent.key if before is not None and before.intent is not None else self.scope.key(path)
         self.shared: Shared | None = None
-        self.token: former.Token | None = None
+        self.token: callers.Token | None = None
         self.settled = False  # whether its outcome is on disk
         self.again = False  # whether the last attempt lost against another transaction
         self.started = 0
@@ -555,7 +555,7 @@ class Live:
         if intent.kind == "write":
             intent.limit = self.tool.limit_us
             self._over()
-            self.token = former.begin(self.effect)
+            self.token = callers.begin(self.effect)
         writing = Write(scope, intent, self.packed.stowed)
         try:
             yield writing
@@ -568,7 +568,7 @@ class Live:
     def _over(self) -> None:
         """The attempt has ended."""
         if self.token is not None:
-            former.end(self.token, self.effect.still)
+            callers.end(self.token, self.effect.still)
             self.token = None
 
     def _confirm(self, lease: Lease) -> Steps:

@@ -44,6 +44,7 @@ from holdfast.errors import (
     ToolFailed,
     Unencodable,
     Waiting,
+    command,
 )
 from holdfast.run import records as rec
 from holdfast.run import waiting
@@ -351,11 +352,11 @@ class Child:
         """The parent's record says that it was begun, and it is not here: what it has done is not known."""
         parent, scope = whose(self._parent), self._scope
         name = self.name if self._branch == "main" else f"{self.name}@{self._branch}"
+        cancel, accept = command("runs", "cancel", parent, scope.run_id), command("effects", "accept", parent)
         error = InDoubt(
             f"{name} was begun by {parent}, and is not in this store: it is not known what it has done",
             hint=f"Bring it here from where {parent} was (push, pull or import {self.name}), and run this again. If it"
-            f" is lost, find out what it did and go on without it: `holdfast runs cancel {parent} {scope.run_id}` and"
-            f" `holdfast effects accept {parent}`.",
+            f" is lost, find out what it did and continue without it: `{cancel}` and `{accept}`.",
         )
         return _halted(scope, error)
 

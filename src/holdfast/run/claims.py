@@ -223,6 +223,9 @@ class Loop(Scope):
             self._reads.clear()
             self.unsettled.clear()
 
+    def place(self, path: str) -> str:
+        return f"in the task {task_in(path)}" if task_in(path) else super().place(path)
+
     # -- what is left ---------------------------------------------------------------------------------------
 
     def read(self, past: Past | None = None) -> None:
@@ -582,6 +585,8 @@ class Loop(Scope):
                 f"{tool.name} asks for checkpoints, and a plain loop takes its own; it was not called",
                 hint="It alone knows what it has made of the calls before: call agent.step(), or use agent.run(...).",
             )
+        if when == "before" and tool.kind in GUARDED and task_of(lane) is None:
+            self.agent.handle._pace.acting()
 
     def check_settled(self, tool: Tool | None = None) -> None:
         if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for

@@ -18,8 +18,8 @@ from holdfast.agent import watchers
 from holdfast.errors import BadOption, Unencodable
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed, scrub, stow
+from holdfast.run.callers import MAYBE, Caller, look, wait
 from holdfast.run.effects import Absent, Effect, Found, Unknown
-from holdfast.run.former import MAYBE, Former, look, wait
 from holdfast.run.outcomes import give, is_healed, lost, told
 from holdfast.run.past import LOST, Call
 from holdfast.run.scope import Scope, branch_of, doing, now_us, whose
@@ -27,7 +27,7 @@ from holdfast.run.steps import Theirs, Work, Write
 from holdfast.run.tools import Tool
 
 REPEATABLE = frozenset({"read", "idempotent"})
-_NEVER = Former(over=False)
+_NEVER = Caller(over=False)
 
 
 def ask(probe: Callable[..., Any], effect: Effect) -> Generator[Any, Any, Any]:
@@ -50,7 +50,7 @@ def settle(
     """Find out about one call. None: nobody can tell. The decision is not written yet."""
     if tool is None or tool.probe is None:
         return None, None
-    former = (yield Work(lambda: look(scope, call))) if not live else None
+    caller = (yield Work(lambda: look(scope, call))) if not live else None
     answer = yield from ask(tool.probe, effect)
     if isinstance(answer, Found):
         try:
@@ -62,10 +62,10 @@ def settle(
         return _decision(scope, call, "found", "the probe found it", stowed.value), stowed
     if isinstance(answer, Absent):
         # In this process the call is over when it raised, unless its thread was given up.
-        if former.over if former is not None else not effect.still():
+        if caller.over if caller is not None else not effect.still():
             return _decision(scope, call, "absent", "the probe found nothing", None), None
-        effect.why = former.why if former is not None else MAYBE
-        call.former = former
+        effect.why = caller.why if caller is not None else MAYBE
+        call.caller = caller
         return None, None
     effect.why = answer.why or "the probe cannot tell"
     return None, None
@@ -102,7 +102,7 @@ def settle_all(scope: Scope, calls: list[Call], find: Callable[[str], Tool | Non
     with watchers.watching("recovery", scope.agent.name, branch_of(scope.agent), run=scope.run_id) as watch:
         left = yield from _settle_each(scope, open_calls, find)
         # Where all that is left can be believed from some moment on, that is waited for, and then they are asked again.
-        while left and (yield from wait(scope, [(call, call.former or _NEVER) for call in left])):
+        while left and (yield from wait(scope, [(call, call.caller or _NEVER) for call in left])):
             left = yield from _settle_each(scope, left, find)
         watch.tell(settled=len(open_calls) - len(left), in_doubt=len(left))
         return left
@@ -115,7 +115,7 @@ def _settle_each(
     for call in calls:
         tool = find(call.tool)
         effect = scope.effect_of(call)
-        call.former = None
+        call.caller = None
         decision, stowed = yield from settle(scope, call, tool, effect)
         if decision is None:
             known = tool is not None or call.tool == LOST

@@ -189,6 +189,8 @@ def durable(
 ) -> Any:
     """Let ``agent.run`` execute a function so that it resumes where it stopped. It is called as ``f(agent, ...)``.
 
+    ``name``: how records name it, also when the function is renamed or moved. ``strict``: raise ``Diverged`` at every
+    call that differs from the record, also where only reads would be dropped.
     ``every``: workers execute it by themselves at the times that these five fields of cron say in the time ``zone``,
     each as a run of the agent FUNCTION/TIME, as ``f(agent)`` or ``f(agent, time)``. ``missed`` says which of the times
     at which no worker ran are made up for: none ("skip"), the newest ("once"), or "each" of the newest 100. ``overlap``

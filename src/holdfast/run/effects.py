@@ -39,9 +39,12 @@ class Unknown(Struct, frozen=True):
 
 
 class Effect(Struct, eq=False, kw_only=True):
-    """One call to the outside world. ``key`` is the same each time the call is repeated for the same purpose.
+    """One call to the outside world, by ``tool``, as part of ``run``, at the position ``path`` in it.
 
-    In a list, ``agent`` and ``branch`` say whose it is.
+    ``key`` is the same each time the call is repeated for the same purpose, for systems that honour such keys.
+    ``status`` is what became of it: ``running``, ``done``, ``failed``, ``in doubt``, ``not done``, ``undone``,
+    ``rolled back``, ``open``, ``cancelled``, ``stopped`` (not called: the run was told to stop), ``lost`` or
+    ``fallback``; ``error`` and ``why`` say more. In a list, ``agent`` and ``branch`` say whose it is.
     """
 
     tool: str

@@ -36,9 +36,9 @@ from holdfast.run.scope import effect_of, here, in_doubt, now_us, whose
 from holdfast.run.steps import Steps, Work, drive, drive_later
 from holdfast.run.tools import TOOLS
 from holdfast.run.waiting import date
-from holdfast.store.catalog import Branch, End, Point, link
 from holdfast.store.changes import Change
 from holdfast.store.engine import Refused
+from holdfast.store.rows import Branch, End, Point, link
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent
@@ -115,6 +115,7 @@ class ForkPlan:
         return self._agent._seen(self._cut.began)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "run": self.run,
             "at": self.at,

@@ -40,8 +40,8 @@ from holdfast.run.runs import Run
 from holdfast.run.scope import EFFECT, HERE, Lane, active, flow, here, now_us, number_tasks
 from holdfast.run.steps import Long, Sleep, Steps, Work, drive, drive_later, twin
 from holdfast.run.waiting import check_seconds
-from holdfast.store.catalog import Point
 from holdfast.store.changes import who
+from holdfast.store.rows import Point
 
 if TYPE_CHECKING:
     from holdfast.run.forking import ForkPlan
@@ -378,10 +378,12 @@ class Agent(Environment, SafePoints, below.Agent):
         return await children.aspawn(self._host, function, name, args, kwargs)
 
     def undo(self) -> Checkpoint:
+        """Append a checkpoint that reverses the last one not yet undone."""
         self._outside("undo")
         return super().undo()
 
     def redo(self) -> Checkpoint:
+        """Append a checkpoint that does again what the last undo reversed."""
         self._outside("redo")
         return super().redo()
 
@@ -396,6 +398,7 @@ class Agent(Environment, SafePoints, below.Agent):
         self._host.check_free()
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
+        """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""
         if at is None and self._host.has_remains:
             at = self.head  # what a run left behind that stopped is its own
         return cast("Agent", super().branch(name, at))  # the store makes these

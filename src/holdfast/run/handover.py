@@ -32,10 +32,10 @@ from holdfast.run.line import entries
 from holdfast.run.past import Past
 from holdfast.run.runs import beginning, called_with
 from holdfast.run.steps import Long, Request, Steps, Work, drive, drive_later, twin
-from holdfast.store.catalog import BEGINNING, Branch
 from holdfast.store.changes import Change, NewRecord
 from holdfast.store.database import TICK_S, Database
 from holdfast.store.engine import Refused, Unsure
+from holdfast.store.rows import BEGINNING, Branch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

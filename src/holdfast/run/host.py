@@ -24,7 +24,7 @@ from holdfast.agent.points import RUN
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, HoldfastError, RunUnfinished, UnknownRevision
-from holdfast.run import former, waiting
+from holdfast.run import callers, waiting
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
 from holdfast.run.claims import Loop
@@ -34,9 +34,9 @@ from holdfast.run.listing import end_at, origin_of
 from holdfast.run.past import OPEN, Call, Past, RunPast
 from holdfast.run.planning import Target
 from holdfast.run.waiting import Signal
-from holdfast.store.catalog import Point
 from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
+from holdfast.store.rows import Point
 
 if TYPE_CHECKING:
     from holdfast.run.environment import Companions
@@ -88,7 +88,7 @@ class AgentHost:
         return self.handle._lease
 
     def outlives_s(self, call: Call) -> float | None:
-        return former.outlives_s(self.handle._store._db, self.handle._branch.b, self.generation, call)
+        return callers.outlives_s(self.handle._store._db, self.handle._branch.b, self.generation, call)
 
     def shared_us(self) -> int:
         return self.handle._store._db.engine.clock()

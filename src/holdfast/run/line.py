@@ -16,10 +16,10 @@ from holdfast.errors import Damaged, ReadOnly
 from holdfast.run.arguments import Stowed, not_there
 from holdfast.run.opened import decode, decoded, follow, key, rows_of
 from holdfast.run.records import Begin, LetGo, Note, Record, RolledBack, id_key
-from holdfast.store.catalog import Branch, Open
 from holdfast.store.changes import UNCHANGED, NewRecord, Opens
 from holdfast.store.database import Database
 from holdfast.store.engine import Shared
+from holdfast.store.rows import Branch, Open
 
 _LOOK_BACK = 16
 """Records; what a line says about itself is looked for among so many first."""

@@ -32,8 +32,8 @@ from holdfast.run.queues import ahead
 from holdfast.run.records import STOP, Decision, Done, End, LetGo, RolledBack, Saved, Value, decode_record
 from holdfast.run.scope import effect_of, now_us
 from holdfast.run.waiting import Signal, due, open_waits
-from holdfast.store import catalog
-from holdfast.store.catalog import Agent, Branch, Open, Point, link
+from holdfast.store import catalog, rows
+from holdfast.store.rows import Agent, Branch, Open, Point, link
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -53,8 +53,11 @@ SIGNAL_STATUSES = ("pending", "taken", "dropped", "ended")
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One line of the list of runs. ``status`` is one of ``STATUSES``; ``waits_for`` names other agents.
+    """One line of the list of runs.
 
+    ``status``: ``queued``, ``running``, ``interrupted``, ``waiting``, ``needs attention``, ``failed``, ``finished``,
+    ``cancelled`` or ``rolled back``. One that waits does so ``until`` a time, for a ``signal``, or for the agents that
+    ``waits_for`` names.
     ``due``: it was put off, and what it waits for has come: it can be resumed.
     ``limit`` is when its time is over; ``cancelled_by``: who has cancelled it, though it has not been told so yet.
     ``queue``: where it waits for its turn, if it was submitted.
@@ -107,12 +110,15 @@ class RunInfo:
         return self._result()
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types, without ``args`` and ``result``."""
         return {**_json(self), "ahead": self.ahead, "trace": self.trace}
 
 
 @dataclass(frozen=True, slots=True)
 class SignalInfo:
-    """A signal. ``status`` is one of ``SIGNAL_STATUSES``; ``run`` is empty where any run of the branch may take it.
+    """A signal: ``pending``, ``taken``, ``dropped`` or ``ended`` (with its run).
+
+    ``run`` is empty where any run of the branch may take it.
 
     ``waits_for``: the names of the signals that are waited for now by the run, or by those that may take it.
     ``repeated``: it was sent before with the same id, so that nothing was sent now.
@@ -136,6 +142,7 @@ class SignalInfo:
         return self._value()
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types, without its value."""
         return _json(self)
 
 
@@ -246,7 +253,7 @@ def origin_of(view: catalog.View, branch: Branch) -> int:
     return point.manifest.effects[0] if point is not None else int(branch.body.get("start", 0))
 
 
-def end_at(view: catalog.View, b: int, point: Point) -> catalog.End:
+def end_at(view: catalog.View, b: int, point: Point) -> rows.End:
     """Where the records of branch ``b`` end that belong to a checkpoint.
 
     Where it was the last act of a run that has finished, the run's end is one of them: it changed nothing.
@@ -262,7 +269,7 @@ def end_at(view: catalog.View, b: int, point: Point) -> catalog.End:
             chain = link(chain, record.digest)
             said = decode_record(record.body) if record.body else None
             if isinstance(said, End) and said.how == "finished" and record.i > end.records + 1:
-                return catalog.End(record.r, record.r, record.i, chain)
+                return rows.End(record.r, record.r, record.i, chain)
             taken = isinstance(said, Saved) and said.id == point.id
             if not taken and not (isinstance(said, Done) and said.tool == SAVED):
                 break

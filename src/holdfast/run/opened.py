@@ -26,9 +26,10 @@ from holdfast.run import queues
 from holdfast.run import records as rec
 from holdfast.run.past import OPEN, ROLLED_BACK, Past, RunPast, filled
 from holdfast.run.records import STOP, Record, decode_record
-from holdfast.store.catalog import Branch, Entry, Open, View, slices
-from holdfast.store.catalog import Record as Stored
+from holdfast.store.catalog import View, slices
 from holdfast.store.changes import UNCHANGED, Opens
+from holdfast.store.rows import Branch, Entry, Open
+from holdfast.store.rows import Record as Stored
 
 if TYPE_CHECKING:
     from holdfast.run.waiting import Signal

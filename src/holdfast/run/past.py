@@ -81,7 +81,7 @@ class Call(Struct, eq=False):
     read: bool = False
     kept: bool = False  # it stands outside, though the state does not know it
     given: Given | None = None  # of a stream
-    former: Any = None  # what is known about who made it, once somebody has looked (``former.Former``)
+    caller: Any = None  # what is known about who made it, once somebody has looked (``callers.Caller``)
 
     @property
     def tool(self) -> str:

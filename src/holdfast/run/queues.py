@@ -30,9 +30,10 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.errors import AgentBusy, BadOption, Damaged, QueueDiffers, command
-from holdfast.store.catalog import Open, View, body_bytes, malformed, read_body, slices
+from holdfast.store.catalog import View, slices
 from holdfast.store.changes import Change, now_us
 from holdfast.store.database import Database
+from holdfast.store.rows import Open, body_bytes, malformed, read_body
 
 if TYPE_CHECKING:
     from holdfast.run.records import Begin
@@ -91,6 +92,7 @@ class Queue(Struct, frozen=True):
 
     @property
     def limited(self) -> bool:
+        """Whether it has any limit."""
         limits = (self.concurrency, self.rate, self.partition_concurrency, self.partition_rate)
         return any(one is not None for one in limits)
 
@@ -338,6 +340,7 @@ class QueueInfo(Queue, frozen=True):
         return str(self)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return asdict(self)
 
 

@@ -19,7 +19,7 @@ from ormsgpack import packb
 from holdfast.codec.blocks import DIGEST_BYTES, digest_of
 from holdfast.codec.values import decode, encode
 from holdfast.errors import CorruptValue
-from holdfast.store.bodies import joined, split
+from holdfast.store.manifest import join_body, split_body
 
 _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Value = bytes | Annotated[list[_Digest], Meta(min_length=1, max_length=1)] | Annotated[int, Meta(ge=0)] | None
@@ -75,7 +75,7 @@ class Record(Struct, tag_field="t", rename=SHORT, forbid_unknown_fields=True):
             said = packb(parts)
         except TypeError:  # text with lone surrogates: legal, but not for the library
             said = encode({name: _arrays(part) for name, part in parts.items()})
-        return joined(said, values) if values else said
+        return join_body(said, values) if values else said
 
     @property
     def refs(self) -> bytes:
@@ -352,7 +352,7 @@ def decode_record(data: bytes, *, let_go: bool = False) -> Record:
 
     ``let_go``: those of its values that are not there went on purpose.
     """
-    said, values = split(data)
+    said, values = split_body(data)
     record: Record
     try:
         record = _decoder().decode(said)

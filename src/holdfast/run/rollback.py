@@ -135,6 +135,7 @@ class RollbackPlan:
         return [(part.host.name, part.target.checkpoint) for part in self._part.all() if part is not self._part]
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "target": {"id": self._to.hex(), "label": self._part.target.name},
             "undo": [one.to_json() for one in self.undo],

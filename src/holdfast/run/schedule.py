@@ -32,10 +32,11 @@ from holdfast.run.cron import EVERY_MAX, NEVER, Schedule, id_of, moment
 from holdfast.run.durables import DURABLES, configured
 from holdfast.run.line import Line
 from holdfast.run.scope import now_us
-from holdfast.store.catalog import View, body_bytes, read_body
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change
 from holdfast.store.database import SCHEDULES
 from holdfast.store.manifest import TIME_MAX
+from holdfast.store.rows import body_bytes, read_body
 
 if TYPE_CHECKING:
     from holdfast.run.store import Store
@@ -101,6 +102,7 @@ class ScheduleInfo:
     running: str
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         times = {name: _shown(getattr(self, name)) for name in ("next", "last", "skipped")}
         return {**asdict(self), **times, "waiting": [one.isoformat() for one in self.waiting]}
 

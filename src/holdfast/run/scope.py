@@ -120,6 +120,10 @@ class Scope(ABC):
 
     # -- what subclasses decide ---------------------------------------------------------------------------
 
+    def place(self, path: str) -> str:
+        """Where a call was made, for people."""
+        return f"at {path}"
+
     @abstractmethod
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
         """What is recorded at this position for this call; None when the call is to be made."""
@@ -272,10 +276,10 @@ def _partial(call: Call, read: Callable[[rec.Value], Any]) -> list[Any]:
 def in_doubt(scope: Scope, calls: list[Call]) -> InDoubt:
     """The error that names these calls."""
     effects = tuple(map(scope.effect_of, calls))
-    named = "; ".join(f"{effect.tool} at {effect.path}{f' ({effect.why})' if effect.why else ''}" for effect in effects)
+    places = [f"{one.tool} {scope.place(one.path)}{f' ({one.why})' if one.why else ''}" for one in effects]
     settle = command("effects", "resolve", whose(scope.agent), *(effect.id for effect in effects[:1]))
     return InDoubt(
-        f"it is not known whether this happened: {named}",
+        f"it is not known whether this happened: {'; '.join(places)}",
         effects=effects,
         hint=f"Find out, then say so: {settle} --done JSON --why TEXT (or --not-done).",
     )
@@ -406,7 +410,7 @@ class Lane:
             "A run's tasks are created in its own tasks, on the loop that it is executed on: make the durable function"
             " async and use `await agent.arun(...)`, and create tasks in it, not in callbacks or other threads."
             if on_loop
-            else "Inside a durable function, threads are begun by store.map(...) and agent.spawn(...)."
+            else _THREADS
         )
         if not on_loop and what != "checkpoint" and not what.startswith("holdfast."):
             hint += f" For a plain tool in async code: `await {what}.acall(...)`."
@@ -423,6 +427,7 @@ class Lane:
         return labels[::-1]
 
 
+_THREADS = "Inside a durable function, threads are begun by store.map(...) and agent.spawn(...)."
 _LANES: weakref.WeakKeyDictionary[Any, Lane] = weakref.WeakKeyDictionary()
 """The lanes of tasks."""
 
@@ -611,8 +616,8 @@ def place(name: str, kind: str) -> Lane | None:
         if _active and kind != "read":
             raise NoAgent(
                 f"{name} was called in a thread that belongs to no agent; nothing was done",
-                hint="Hand the context over: pool.submit(agent.context().run, f), or in a framework's own loop"
-                " pool.submit(contextvars.copy_context().run, f). To call it unrecorded on purpose,"
+                hint=f"{_THREADS} Elsewhere, hand the context over: pool.submit(agent.context().run, f), or in the loop"
+                " of a framework pool.submit(contextvars.copy_context().run, f). To call it unrecorded on purpose,"
                 f" use {name}.direct(...).",
             )
         return None

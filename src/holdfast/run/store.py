@@ -35,16 +35,16 @@ from holdfast.run.listing import (
     runs_of,
     signals_of,
 )
-from holdfast.run.outlived import Outlived, needed
 from holdfast.run.past import ROLLED_BACK
 from holdfast.run.queues import Limits, QueueInfo
 from holdfast.run.records import STOP
+from holdfast.run.retention import Outlived, needed
 from holdfast.run.scope import here
 from holdfast.run.steps import Long, twin
 from holdfast.run.streams import Follow
-from holdfast.store.catalog import Branch, End, Point
 from holdfast.store.catalog import View as ReadView
 from holdfast.store.changes import Change, Said, now_us, who
+from holdfast.store.rows import Branch, End, Point
 
 if TYPE_CHECKING:
     from holdfast.run.batch import Batch, OnError
@@ -79,6 +79,19 @@ class Store(below.Store):
         config: Any = None,
         when: When | None = DEFAULT,
     ) -> Agent:
+        """The agent of that name, its last state already there.
+
+        - ``branch``: which line of history.
+        - ``create``: with False, raise ``UnknownAgent`` where there is none.
+        - ``readonly``: take no lock, and see the newest checkpoint at the time of opening.
+        - ``wait_s``: wait so long for another process that writes the branch; then, or without it, ``AgentBusy``.
+        - ``takeover``: take the branch from a writer that is out of reach.
+        - ``recover``: where its state cannot be trusted (``Damaged``), continue from the newest valid checkpoint, on a
+          new branch.
+        - ``config``: anything that can be saved; its digest goes into the metadata of each checkpoint.
+        - ``when``: when it is saved by itself; None: only when the program says so. Not given: what ``holdfast.toml``
+          says, in the store's directory or the one that this is in, else ``When(adaptive=True)``.
+        """
         end_s = time.monotonic() + wait_s
         while True:
             left_s = max(0.0, end_s - time.monotonic())

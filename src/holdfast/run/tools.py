@@ -284,14 +284,27 @@ def tool(
 ) -> Any:
     """Record the calls of a function inside a run or ``with agent:``; elsewhere it is an ordinary function.
 
-    ``effect``: ``write`` (changes something outside, must not be repeated), ``idempotent`` (may be repeated with the
-    same key), ``read`` (may be repeated), ``local`` (changes only the agent's own state and files), ``transaction``
-    (changes tables beside the store on PostgreSQL through ``effect().connection``: exactly once).
-    ``compensate(effect)`` undoes a call, ``probe(effect)`` finds out whether it happened. ``raises`` are exceptions
-    that are answers. ``volatile`` names arguments that differ each time without meaning something else.
-    ``retries``: a write is tried again only when it is known that nothing happened. ``breaker``, a ``Breaker`` or a
-    number of failures, stops calling a tool that keeps failing. ``fallback`` is called with the same arguments instead
-    of raising, where it is known that nothing happened. ``checkpoint``: take one before, or after, each call.
+    - ``name``: how records name it, also when the function is renamed or moved; without it the function's own name.
+    - ``effect``: ``"write"`` changes something outside, and must not be done twice. ``"idempotent"`` may be repeated
+      with the same ``effect().key``. ``"read"`` may be repeated. ``"local"`` changes only the agent's own state and
+      files, and is executed again instead of being answered from the record. ``"transaction"`` changes tables beside a
+      store on PostgreSQL through ``effect().connection``, and is committed with its record.
+    - ``compensate(effect)`` undoes a call; a rollback calls it.
+    - ``probe(effect)`` finds out whether a call happened: ``Found(result)``, ``Absent()`` or ``Unknown(why)``.
+    - ``raises``: exceptions that are answers. They come back from the record as themselves, with their attributes,
+      others as ``ToolFailed``.
+    - ``volatile``: arguments, or ``"argument.key"``, that differ each time without meaning another call.
+    - ``retries``: how often a call is made again when it fails; a write only when it is known that nothing happened.
+    - ``timeout_s``: give up after so long. A write is in doubt then, a transaction rolled back. It is your word that a
+      call takes no longer, and other machines rely on it.
+    - ``breaker``: a ``Breaker``, or a number of failures after which the tool is not called for a while.
+    - ``fallback``: called with the same arguments instead of raising, where it is known that nothing happened.
+    - ``checkpoint``: ``"before"`` or ``"after"``: in a run, take one at each call.
+    - ``stream``: the function is a generator. Its items are passed on and kept as they come, and recorded as one result
+      at its end. It is tried again only before its first item.
+
+    The function keeps its signature, docstring and hints. ``function.direct(...)`` calls it unrecorded, ``await
+    function.acall(...)`` calls a plain one off the event loop.
     """
     options = {
         "compensate": compensate, "probe": probe, "raises": raises, "volatile": volatile, "retries": retries,

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
 from holdfast.agent.names import check_text
 from holdfast.codec.blocks import digest_of
@@ -45,7 +45,8 @@ from holdfast.run.resilience import clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, place
 from holdfast.run.steps import Sleep, Steps, Turn, Work, Write, asked, cancelled, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
-from holdfast.store.catalog import Agent, Branch, View
+from holdfast.store.catalog import View
+from holdfast.store.rows import Agent, Branch
 
 if TYPE_CHECKING:
     from holdfast.run.runs import Run
@@ -322,7 +323,7 @@ def put_off(run: Run) -> Waiting:
         run=run.run_id,
         until=until,
         signal=name,
-        hint="Go on with `holdfast run --due`, or run it again without wait=False.",
+        hint="Resume it with `holdfast run --due PROGRAM` when that has come, or run it again without wait=False.",
     )
 
 
@@ -447,9 +448,8 @@ def drop_of(agent: bytes, signal: Signal, by: str) -> tuple[dict[str, Any], byte
 def read(at: int, parts: Mapping[str, Any]) -> Signal:
     """A signal from its entry."""
     try:
-        whose = parts.get("run", ""), parts.get("begun", 0), parts.get("by", "")
-        return Signal(parts["id"], at, parts["name"], parts["value"], parts["branch"], *whose)
-    except (AttributeError, KeyError, TypeError) as error:
+        return convert({**parts, "at": at}, Signal)
+    except (TypeError, ValidationError) as error:
         raise CorruptValue("an entry that should be a signal does not follow the format") from error
 
 
@@ -485,6 +485,8 @@ def sorted_entries(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[li
             one = read(at, body)
             signals.setdefault(one.id, one)
         elif body.get("what") == "signal dropped":
+            if not isinstance(body.get("id"), bytes):
+                raise CorruptValue("an entry that should take a signal back does not follow the format")
             dropped.add(body["id"])
     return list(signals.values()), dropped
 

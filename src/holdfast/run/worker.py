@@ -47,10 +47,11 @@ from holdfast.run.queues import Turns
 from holdfast.run.schedule import Schedules
 from holdfast.run.scope import now_us
 from holdfast.run.steps import Aside, Long, twin
-from holdfast.store.catalog import Agent as AgentRow
-from holdfast.store.catalog import Branch, Open, View
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change
 from holdfast.store.engine import Unsure
+from holdfast.store.rows import Agent as AgentRow
+from holdfast.store.rows import Branch, Open
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent

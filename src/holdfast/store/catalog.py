@@ -1,37 +1,56 @@
 """Every row of every table, read in one place, in SQL that both engines take.
 
-Owns the shapes of rows in memory and the walks over them: up from a checkpoint, along a line of records. Knows no state
-and no policy; changes nothing (changes.py does). What always holds: a row that is given has its sum, a checkpoint its
-id, operations and nodes their digests, and each checkpoint of a walk is the one that its child names.
+Owns the walks over rows: up from a checkpoint, along a line of records. What rows become is rows.py's business. Knows
+no state and no policy; changes nothing (changes.py does). What always holds: a row that is given has its sum, a
+checkpoint its id, operations and nodes their digests, and each checkpoint of a walk is the one that its child names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from ormsgpack import packb, unpackb
-
-from holdfast.codec.values import decode, encode
-from holdfast.errors import Damaged, Forgotten, HoldfastError, UnknownAgent
-from holdfast.store.bodies import LET_GO, MARKED, is_written
+from holdfast.errors import Damaged, Forgotten, UnknownAgent
 from holdfast.store.cipher import HINT, Cipher, digest
 from holdfast.store.engine import Args, Reader
 from holdfast.store.manifest import (
-    TIME_MAX,
     Manifest,
     Packed,
-    Position,
     Segment,
     identity,
     mark_of,
     split_payload,
     uncompressed,
 )
-from holdfast.store.tables import CHECKPOINTS, HANDLES, NUMBER_MAX, TABLES
+from holdfast.store.rows import (
+    BEGINNING,
+    LOST,
+    NODE_MAX_BYTES,
+    Agent,
+    Body,
+    Branch,
+    Counted,
+    End,
+    Entry,
+    Open,
+    Place,
+    Point,
+    Record,
+    Row,
+    Tag,
+    node_digest,
+    read_body,
+    text_of,
+    to_agent,
+    to_branch,
+    to_entry,
+    to_open,
+    to_record,
+    to_row,
+    to_tag,
+)
+from holdfast.store.tables import CHECKPOINTS, HANDLES, LOG_GONE, TABLES
 
-NODE_MAX_BYTES = 2**28
 ROWS_AT_ONCE = 256
 """Rows per statement: bounds both the text of a list of numbers and what is in memory at once."""
 HEADS_AT_ONCE = 4096
@@ -39,8 +58,6 @@ UP_AT_ONCE = 64
 """Ancestors per read: most walks end soon."""
 _SEGMENTS_KEPT = 4
 
-DIGEST_BYTES = 32
-Body = dict[str, Any]
 
 Progress = Callable[[str, int, int], None]
 """Tells whoever waits: called with what is being done, how much of it is done, and how much there is."""
@@ -48,310 +65,6 @@ Progress = Callable[[str, int, int], None]
 
 def quietly(what: str, done: int, total: int) -> None:
     """The progress of whoever does not want to know."""
-
-
-def body_bytes(body: Body) -> bytes:
-    """A small map as rows hold it: texts, numbers, bytes, lists and maps of these."""
-    try:
-        return packb(body)
-    except TypeError:  # a text that is none in UTF-8
-        return encode(body)
-
-
-def _is(kind: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) is kind
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= NUMBER_MAX
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) is int and 0 <= value < TIME_MAX
-
-
-def _are(*kinds: type) -> Callable[[Any], bool]:
-    """Whether something is a list of values of one type, or of lists with values of several."""
-
-    def fits(value: Any) -> bool:
-        if type(value) is not list or len(kinds) == 1:
-            return type(value) is list and set(map(type, value)) <= {*kinds}
-        return all(type(one) is list and tuple(map(type, one)) == kinds for one in value)
-
-    return fits
-
-
-def _is_range(value: Any) -> bool:
-    return type(value) is list and len(value) == 2 and all(map(_is_number, value))
-
-
-_FIELDS: dict[str, tuple[set[str], dict[str, Callable[[Any], bool]]]] = {
-    "agent": (
-        {"created"},
-        {"created": _is_time, "of": _is(bytes), "origins": _are(bytes, int, int), "received": _are(bytes, int, int)},
-    ),
-    "branch": (
-        {"created", "from"},
-        {
-            "created": _is_time,
-            "from": _is(bytes),
-            "start": _is_number,
-            "fork": _is_number,
-            "origins": _are(int),
-            "dump": _is(str),
-            "own": _is_range,
-        },
-    ),
-    "validity": ({"validity"}, {"validity": _is(str), "reason": _is(str), "at": _is(int)}),
-    "open": (
-        {"function", "code", "kind", "status", "number", "waits"},
-        {
-            **dict.fromkeys(("function", "code", "kind", "status"), _is(str)),
-            "number": _is_number,
-            "waits": _are(str, str, int),
-        },
-    ),
-    "signal": ({"name", "begun"}, {"name": _is(str), "begun": _is_number}),
-    "log": (
-        {"what"},
-        {
-            **dict.fromkeys(("what", "name", "branch", "validity", "reason"), _is(str)),
-            **dict.fromkeys(("from", "to", "at", "uuid"), _is(bytes)),
-            **dict.fromkeys(("b", "epoch", "generation"), _is_number),
-            "left": _are(bytes),
-        },
-    ),
-}
-"""Of the bodies of some tables what must be there, and what others rely on if it is."""
-
-
-def read_body(data: bytes, what: str, table: str = "") -> Body:
-    """A map, with the fields that a ``table`` has in its bodies."""
-    try:
-        body = unpackb(data)
-    except ValueError:
-        try:
-            body = decode(data)
-        except HoldfastError as error:
-            raise malformed(what) from error
-    if type(body) is not dict:
-        raise malformed(what)
-    if table:
-        needed, fields = _FIELDS[table]
-        if not needed <= body.keys():
-            raise malformed(what)
-        for name, value in body.items():
-            if name in fields and not fields[name](value):
-                raise malformed(what)
-    return body
-
-
-def malformed(what: str) -> Damaged:
-    return Damaged(f"{what}: its content does not follow the format", what=(what,), hint=HINT)
-
-
-def text_of(name: bytes, what: str) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError as error:
-        raise malformed(what) from error
-
-
-class Agent(NamedTuple):
-    """An agent."""
-
-    a: int
-    uuid: bytes
-    name: str
-    body: Body
-
-
-class Counted(NamedTuple):
-    """An agent among many, and when it last changed."""
-
-    a: int
-    name: str
-    at: int
-
-
-class End(NamedTuple):
-    """Where a line of records ends: the newest one, the newest marked one, how many there are, and their chain."""
-
-    line: int = 0
-    back: int = 0
-    records: int = 0
-    chain: bytes = b""
-
-    @property
-    def position(self) -> Position:
-        return self.records, self.chain
-
-
-BEGINNING = End()
-
-
-class Branch(NamedTuple):
-    """A branch: the one thing that a commit moves. ``head`` and ``id`` are 0 and empty while it has no checkpoint.
-
-    ``at`` is when it last changed, in microseconds: a checkpoint, a record or a move. It puts branches in order.
-    ``epoch`` rises when it moves other than by a commit onto its head; with ``b`` it says on which stretch a checkpoint
-    was made, so that every head can be derived from the log. ``generation`` is raised by whoever becomes its writer.
-    """
-
-    b: int
-    a: int
-    name: str
-    uuid: bytes
-    body: Body
-    head: int
-    id: bytes
-    depth: int
-    epoch: int
-    line: int
-    back: int
-    records: int
-    chain: bytes
-    generation: int
-    at: int
-
-    @property
-    def end(self) -> End:
-        return End(self.line, self.back, self.records, self.chain)
-
-    def standing(self, head: int, id: bytes, depth: int, epoch: int) -> Branch:
-        """The branch as it is with another checkpoint at its head."""
-        return self._replace(head=head, id=id, depth=depth, epoch=epoch)
-
-    def at_end(self, end: End) -> Branch:
-        return Branch(*self[:9], *end, self.generation, self.at)
-
-
-class Tag(NamedTuple):
-    """A movable name of an agent for a checkpoint."""
-
-    a: int
-    name: str
-    n: int
-    id: bytes
-    body: Body
-
-
-class Row(NamedTuple):
-    """A checkpoint's row: from table ``loose``, then ``data`` is its payload, or from ``checkpoint``: segment ``s``.
-
-    ``parent`` is 0 at a root and where the parent was forgotten; ``line`` the record that was newest; ``key`` a name
-    that whoever made it finds it by. ``sealed``: all nodes of its state are stored. ``b`` is 0 where it came from
-    another store.
-    """
-
-    n: int
-    mark: int
-    key: bytes
-    parent: int
-    line: int
-    b: int
-    epoch: int
-    sealed: int
-    s: int = 0
-    data: bytes | None = None
-
-
-class Point(NamedTuple):
-    """A checkpoint that was read, and is what its row says."""
-
-    row: Row
-    id: bytes
-    raw: bytes
-    manifest: Manifest
-
-    @property
-    def n(self) -> int:
-        return self.row.n
-
-    @property
-    def cut(self) -> bool:
-        """Whether its parent was forgotten."""
-        return not self.row.parent and bool(self.manifest.parent)
-
-
-LOST = b"\0lost"
-"""The key of a record that is a stand-in for one that is gone."""
-
-
-class Record(NamedTuple):
-    """Record ``i`` of a line. ``key`` is the id of the run that it begins, ``LOST`` where nothing is known of it.
-
-    ``mark`` has bits (bodies.py). ``body`` is empty where it is gone; its digest is left.
-    """
-
-    r: int
-    prev: int
-    back: int
-    i: int
-    b: int
-    mark: int
-    key: bytes
-    digest: bytes
-    refs: list[bytes]
-    body: bytes
-
-    @property
-    def marked(self) -> bool:
-        """Whether summaries need it."""
-        return bool(self.mark & MARKED)
-
-    @property
-    def let_go(self) -> bool:
-        """Whether its values went on purpose."""
-        return bool(self.mark & LET_GO)
-
-
-class Open(NamedTuple):
-    """A run of a branch that has not ended, or, where ``signal`` is its id, a signal that nobody has taken yet.
-
-    ``due`` is when somebody should look at it, in microseconds. It tells where to look, and never what to do. ``queue``
-    is where it waits for its turn, if it was handed over, and ``turn`` its place there: the lowest comes first.
-    """
-
-    b: int
-    run: bytes
-    signal: bytes
-    due: int
-    body: Body
-    queue: bytes = b""
-    turn: int = 0
-
-
-class Entry(NamedTuple):
-    """Something in the log: a ref that moved, or what somebody keeps under a key. ``at`` is in microseconds."""
-
-    e: int
-    a: int
-    key: bytes
-    at: int
-    body: Body
-
-
-class Place(NamedTuple):
-    """Where a chunk's bytes are. ``stored`` equals ``length`` when they are raw, otherwise they are zstd."""
-
-    pack: bytes
-    start: int
-    length: int
-    stored: int
-
-
-def link(chain: bytes, body_digest: bytes) -> bytes:
-    """The chain digest of a line after one more record. It covers the body's digest, so that a body can go."""
-    return digest(b"effect", chain, body_digest)
-
-
-def node_digest(raw: bytes) -> bytes:
-    return digest(b"node", raw)
-
-
-def chunk_digest(data: bytes | memoryview) -> bytes:
-    return digest(b"chunk", data)
 
 
 def listed(count: int) -> str:
@@ -449,7 +162,7 @@ class View:
     # -- refs -----------------------------------------------------------------------------------------------
 
     def agents(self) -> list[Agent]:
-        return [_agent(row) for row in self.rows("agent", "ORDER BY a")]
+        return [to_agent(row) for row in self.rows("agent", "ORDER BY a")]
 
     def census(self) -> list[Counted]:
         """Every agent's handle and name, and when it last changed, as they are stored: no sum is looked at.
@@ -477,39 +190,39 @@ class View:
 
     def agent(self, name: str) -> Agent | None:
         found = self.rows("agent", "WHERE name = ?", (self.cipher.name("agent", name.encode()),))
-        return _agent(found[0]) if found else None
+        return to_agent(found[0]) if found else None
 
     def agent_at(self, a: int) -> Agent:
         found = self.rows("agent", "WHERE a = ?", (a,))
         if not found:
             raise UnknownAgent("the agent was removed", hint="See `holdfast agents` for what is there.")
-        return _agent(found[0])
+        return to_agent(found[0])
 
     def agent_of(self, uuid: bytes) -> Agent | None:
         found = self.rows("agent", "WHERE uuid = ?", (uuid,))
-        return _agent(found[0]) if found else None
+        return to_agent(found[0]) if found else None
 
     def branches(self, a: int | None = None) -> list[Branch]:
         where, args = ("WHERE a = ? ORDER BY b", (a,)) if a is not None else ("ORDER BY b", ())
-        return [_branch(row) for row in self.rows("branch", where, args)]
+        return [to_branch(row) for row in self.rows("branch", where, args)]
 
     def branch(self, a: int, name: str) -> Branch | None:
         found = self.rows("branch", "WHERE a = ? AND name = ?", (a, self.cipher.name("branch", name.encode(), a)))
-        return _branch(found[0]) if found else None
+        return to_branch(found[0]) if found else None
 
     def branch_at(self, b: int) -> Branch:
         found = self.rows("branch", "WHERE b = ?", (b,))
         if not found:
             raise UnknownAgent("the branch was removed", hint="See `holdfast agents` for what is there.")
-        return _branch(found[0])
+        return to_branch(found[0])
 
     def tags(self, a: int | None = None) -> list[Tag]:
         rows = self.rows("tag", *(("WHERE a = ?", (a,)) if a is not None else ()))
-        return [_tag(row) for row in rows]
+        return [to_tag(row) for row in rows]
 
     def tag(self, a: int, name: str) -> Tag | None:
         found = self.rows("tag", "WHERE a = ? AND name = ?", (a, self.cipher.name("tag", name.encode(), a)))
-        return _tag(found[0]) if found else None
+        return to_tag(found[0]) if found else None
 
     def validities(self, a: int) -> dict[int, Body]:
         """An agent's judgements on checkpoints. One without is good."""
@@ -524,7 +237,7 @@ class View:
         """What happened to an agent's refs, or to all, oldest first; ``kept``: and what is kept under keys."""
         wanted = [*(["a = ?"] if a is not None else []), *([] if kept else ["length(key) = 0"])]
         where = f"WHERE {' AND '.join(wanted)} ORDER BY e" if wanted else "ORDER BY e"
-        return [_entry(row) for row in self.rows("log", where, (a,) if a is not None else ())]
+        return [to_entry(row) for row in self.rows("log", where, (a,) if a is not None else ())]
 
     def log_under(self, keys: Sequence[bytes]) -> list[Entry]:
         """What is kept under keys, oldest first."""
@@ -532,7 +245,7 @@ class View:
         found = []
         for part in slices(names):
             where = f"WHERE length(key) > 0 AND key IN {listed(len(part))}"
-            found += [_entry(row) for row in self.rows("log", where, part)]
+            found += [to_entry(row) for row in self.rows("log", where, part)]
         return sorted(found)
 
     def count_under(self, keys: Sequence[bytes]) -> int:
@@ -540,6 +253,19 @@ class View:
         names = [self.cipher.name("log", key) for key in keys]
         sql = f"SELECT count(*) FROM log WHERE length(key) > 0 AND key IN {listed(len(names))}"
         return int(self.reader.run(sql, names)[0][0])
+
+    def number_of(self, name: str) -> int:
+        """What ``floor`` says of a table, 0 where it says nothing."""
+        found = self.rows("floor", "WHERE name = ?", (name,))
+        return int(found[0][1]) if found else 0
+
+    def entries_missing(self) -> int:
+        """How many entries of the log are not there although nobody deleted them; below 0: there are too many.
+
+        Only where handles have no gaps, which is where one writer at a time gives them.
+        """
+        count, newest = self.reader.run("SELECT count(*), coalesce(max(e), 0) FROM log")[0]
+        return int(max(newest, self.number_of("log")) - self.number_of(LOG_GONE) - count)
 
     def opened(self, b: int | None = None, damaged: list[Damaged] | None = None) -> list[Open]:
         """The rows of a branch's open runs, of signals to it, and of effects that are not settled; or those of all.
@@ -553,7 +279,7 @@ class View:
         found = []
         for row in self.reader.run(f"SELECT {TABLES['open'].listed} FROM open {where}", args):
             try:
-                found.append(_open(self.cipher.loaded("open", row)))
+                found.append(to_open(self.cipher.loaded("open", row)))
             except Damaged as error:
                 if damaged is None:
                     raise
@@ -598,7 +324,7 @@ class View:
         found = []
         for *head, s, data, total in self.reader.run(sql, (*args, *(args if folded is None else folded))):
             table, last = ("checkpoint", s) if data is None else ("loose", data)
-            found.append(_row(table, self.cipher.loaded(table, (*head, last, total))))
+            found.append(to_row(table, self.cipher.loaded(table, (*head, last, total))))
         return found
 
     def row(self, n: int) -> Row:
@@ -660,7 +386,7 @@ class View:
             for table in CHECKPOINTS:  # a stretch of the one, then a stretch of the other
                 rows = self.reader.run(_UP[table, to_base], (n, limit - len(found)))
                 if rows:
-                    found += [_row(table, self.cipher.loaded(table, row)) for row in rows]
+                    found += [to_row(table, self.cipher.loaded(table, row)) for row in rows]
                     break
             else:
                 if found and not self.checkpoints("WHERE n = ?", (n,)):
@@ -676,7 +402,7 @@ class View:
     def loose(self, n: int, limit: int) -> list[Row]:
         """A checkpoint and its ancestors, newest first, as far as they lie in no segment."""
         rows = self.reader.run(_UP["loose", False], (n, limit))
-        return [_row("loose", self.cipher.loaded("loose", row)) for row in rows]
+        return [to_row("loose", self.cipher.loaded("loose", row)) for row in rows]
 
     def walk(self, n: int, *, over: bool = False) -> Iterator[Point]:
         """A checkpoint and its ancestors, newest first, each proven to be the one that its child names.
@@ -788,7 +514,7 @@ class View:
         if not r:
             return []
         found = self.reader.run(_LINE_MARKED if marked else _LINE_ALL, (r, after))
-        records = [_record(self.cipher.loaded("record", row)) for row in found]
+        records = [to_record(self.cipher.loaded("record", row)) for row in found]
         if not records or records[-1].r != r:
             if not self.rows("record", "WHERE r = ?", (r,)):
                 raise Damaged(f"record {r} is missing", what=(f"record {r}",), hint=HINT)
@@ -812,7 +538,7 @@ class View:
     def numbered(self, r: int, i: int) -> Record:
         """Record number ``i`` of the line up to ``r``."""
         found = self.reader.run(_NUMBERED, (r, i - 1))
-        row = _record(self.cipher.loaded("record", found[0])) if found else None
+        row = to_record(self.cipher.loaded("record", found[0])) if found else None
         if row is None or row.i != i:
             raise Damaged(f"record {i} of a line is missing", what=(f"record {r}",), hint=HINT)
         return row
@@ -821,10 +547,10 @@ class View:
         found = self.rows("record", "WHERE r = ?", (r,))
         if not found:
             raise Damaged(f"record {r} is missing", what=(f"record {r}",), hint=HINT)
-        return _record(found[0])
+        return to_record(found[0])
 
     def records(self, numbers: Sequence[int]) -> list[Record]:
-        return [_record(row) for row in self.some("record", "r", numbers)]
+        return [to_record(row) for row in self.some("record", "r", numbers)]
 
     def has_key(self, branch: Branch, key: bytes) -> bool:
         """Whether a record of a branch's line has this key, or may have had it: one that is gone."""
@@ -852,61 +578,3 @@ class View:
 
     def counts(self) -> dict[str, int]:
         return {table: self.reader.run(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}
-
-
-def _agent(row: tuple[Any, ...]) -> Agent:
-    a, uuid, name, body = row
-    return Agent(a, uuid, text_of(name, f"agent {a}"), read_body(body, f"agent {a}", "agent"))
-
-
-def _branch(row: tuple[Any, ...]) -> Branch:
-    b, a, name, uuid, data, *rest = row
-    body = read_body(data, f"branch {b}", "branch" if a else "")  # of one that was removed nothing is said
-    return Branch(b, a, text_of(name, f"branch {b}"), uuid, body, *rest)
-
-
-def _tag(row: tuple[Any, ...]) -> Tag:
-    a, name, n, id, body = row
-    return Tag(a, text_of(name, f"tag {name.hex()}"), n, id, read_body(body, f"tag {name.hex()}"))
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    e, a, key, at, body = row
-    if not _is_time(at):
-        raise malformed(f"log {e}")
-    return Entry(e, a, key, at, read_body(body, f"log {e}", "" if key else "log"))
-
-
-def _open(row: tuple[Any, ...]) -> Open:
-    b, run, signal, due, queue, turn, body = row
-    return Open(b, run, signal, due, read_body(body, f"open {b}", "signal" if signal else "open"), queue, turn)
-
-
-def _row(table: str, row: tuple[Any, ...]) -> Row:
-    n, mark, key, parent, line, b, epoch, sealed, last = row
-    s, data = (0, last) if table == "loose" else (last, None)
-    return Row(n, mark, key, parent, line, b, epoch, sealed, s, data)
-
-
-def _record(row: tuple[Any, ...]) -> Record:
-    r, prev, back, i, b, mark, key, about, body = row
-    body_digest, refs = about[:DIGEST_BYTES], about[DIGEST_BYTES:]
-    if len(body_digest) != DIGEST_BYTES or len(refs) % DIGEST_BYTES or not 0 <= mark <= MARKED | LET_GO:
-        raise malformed(f"record {r}")
-    if body and not is_written(body, body_digest):
-        raise Damaged(f"record {r} is not what was written", what=(f"record {r}",), hint=HINT)
-    named = [refs[at : at + DIGEST_BYTES] for at in range(0, len(refs), DIGEST_BYTES)]
-    return Record(r, prev, back, i, b, mark, key, body_digest, named, body)
-
-
-SHAPES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
-    "agent": _agent,
-    "branch": _branch,
-    "tag": _tag,
-    "log": _entry,
-    "open": _open,
-    "loose": partial(_row, "loose"),
-    "checkpoint": partial(_row, "checkpoint"),
-    "record": _record,
-}
-"""What the values of a row become, by table, where that is more than they are."""

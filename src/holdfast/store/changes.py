@@ -15,8 +15,12 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.errors import BadOption, Forgotten, UnknownAgent
-from holdfast.store.bodies import MARKED, body_digest
-from holdfast.store.catalog import (
+from holdfast.store.catalog import View, listed, slices
+from holdfast.store.cipher import Cipher
+from holdfast.store.engine import Args, Refused, Tx
+from holdfast.store.engine import Row as Stored
+from holdfast.store.manifest import MARKED, Packed, body_digest, compressed, mark_of, pack_payload, split_refs
+from holdfast.store.rows import (
     BEGINNING,
     NODE_MAX_BYTES,
     Agent,
@@ -27,17 +31,10 @@ from holdfast.store.catalog import (
     Point,
     Row,
     Tag,
-    View,
     body_bytes,
     link,
-    listed,
-    slices,
 )
-from holdfast.store.cipher import Cipher
-from holdfast.store.engine import Args, Refused, Tx
-from holdfast.store.engine import Row as Stored
-from holdfast.store.manifest import Packed, compressed, mark_of, pack_payload, split_refs
-from holdfast.store.tables import CHECKPOINTS, HANDLES, TABLES
+from holdfast.store.tables import CHECKPOINTS, HANDLES, LOG_GONE, TABLES
 
 NODE_COMPRESS_FROM_BYTES = 256
 T = TypeVar("T")
@@ -495,15 +492,24 @@ class Change(View):
         sequence = "loose" if table in CHECKPOINTS else table
         if HANDLES.get(sequence) == column:
             self.remember(sequence, max(values))
+        gone = 0
         for part in slices(values):
-            self.tx.do(f"DELETE FROM {table} WHERE {column} IN {listed(len(part))}", part)
+            sql = f"DELETE FROM {table} WHERE {column} IN {listed(len(part))}"
+            if table == "log":
+                gone += len(self.tx.run(f"{sql} RETURNING e", part))
+            else:
+                self.tx.do(sql, part)
+        if gone:
+            self.set_number(LOG_GONE, self.number_of(LOG_GONE) + gone)
 
     def remember(self, table: str, number: int) -> None:
         """Handles up to this one were given, whatever becomes of their rows."""
-        known = self.rows("floor", "WHERE name = ?", (table,))
-        if not known or known[0][1] < number:
-            self.tx.do("DELETE FROM floor WHERE name = ?", (table,))
-            self.put("floor", table, number)
+        if self.number_of(table) < number:
+            self.set_number(table, number)
+
+    def set_number(self, name: str, number: int) -> None:
+        self.tx.do("DELETE FROM floor WHERE name = ?", (name,))
+        self.put("floor", name, number)
 
 
 def moved_body(old: Branch, new: Branch, to: bytes) -> Body:

@@ -33,6 +33,7 @@ from holdfast.errors import (
     NotEncrypted,
     ReadOnly,
     StoreClosed,
+    StoreCopied,
     StoreReadOnly,
     StoreWentBack,
 )
@@ -40,7 +41,7 @@ from holdfast.store import files, keys, processes, sqlite
 from holdfast.store.catalog import View
 from holdfast.store.changes import CannotCollect, Change, Collected, Work, now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
-from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Shared, Tx, check_poison
+from holdfast.store.engine import Args, Engine, Leases, Objects, Refused, Row, Shared, Tx, check_poison
 from holdfast.store.files import Layout
 from holdfast.store.keys import Secret
 from holdfast.store.leases import FileLeases
@@ -62,6 +63,9 @@ CLOSE_WAIT_S = 10.0
 
 TICK_S = 0.01
 """How often whoever waits for a change asks whether there was one."""
+
+HOME = "home"
+"""The fact that says which files or tables use the packs that lie elsewhere: not those of a copy."""
 
 MOVED = "moved"
 """The fact that a store was moved, and where to."""
@@ -258,6 +262,10 @@ class Database:
         if self.witness is not None and newest:
             self.witness.record(newest.get("loose", 0), newest.get("log", 0), newest.get("record", 0), change.mark)
 
+    def own(self, change: Change) -> None:
+        """The packs that lie elsewhere are these files' or tables' from now on: a copy of them must not delete any."""
+        change.set_fact(HOME, self.engine.identity())
+
     def flush(self, wait_s: float | None = None) -> None:
         """Return when everything that was handed over is durable; raises if nothing can be any more."""
         if self._readonly is None and (self.writers.pending or self.engine.poison is not None):
@@ -386,6 +394,7 @@ def open_database(
             engine.check_version()
         facts = read_facts(engine, secret)
         _check_moved(facts, engine.place, writing=refusal is None)
+        home = _check_home(facts, engine, trusted=trust_older) if refusal is None else True
         if layout is not None:
             witness = Witness(layout, facts.uuid, readonly=refusal is not None, remember=remember)
         engine.check_schema()
@@ -403,6 +412,9 @@ def open_database(
         raise
     db = Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=witness, readonly=refusal)
     db.lost_effects = lost
+    if not home:
+        with suppress(Refused):  # somebody else has just done it
+            db.change(db.own)
     return db
 
 
@@ -450,6 +462,7 @@ class Facts(NamedTuple):
     objects: str
     cold: str
     moved: str = ""
+    home: bytes = b""
 
 
 def new_facts(change: Change, uuid: bytes, objects: str | None) -> None:
@@ -475,7 +488,7 @@ def read_facts(engine: Engine, secret: Secret | None) -> Facts:
     try:
         sound = View(engine, cipher).facts()
         places = sound[OBJECTS].decode(), sound.get(COLD, b"").decode(), sound.get(MOVED, b"").decode()
-        return Facts(sound["uuid"], int.from_bytes(sound["created"], "big"), cipher, *places)
+        return Facts(sound["uuid"], int.from_bytes(sound["created"], "big"), cipher, *places, sound.get(HOME, b""))
     except (KeyError, UnicodeDecodeError) as error:
         raise Damaged(f"{engine.place}: table store is damaged", what=("table store",)) from error
 
@@ -486,6 +499,25 @@ def _check_moved(facts: Facts, place: str, *, writing: bool) -> None:
             f"{place} was moved to {facts.moved}, and is not written to any more",
             hint=f"Open {facts.moved}. What is here can still be read: readonly=True.",
         )
+
+
+def _check_home(facts: Facts, engine: Engine, *, trusted: bool) -> bool:
+    """Whether nothing has to be noted: no packs lie elsewhere, or those who use them are these very files or tables.
+
+    A copy names the packs of its original, under the same prefix. Each would take what the other has written for waste.
+    """
+    here = engine.identity()
+    if not (facts.objects or facts.cold) or not here or here == facts.home:
+        return True
+    if facts.home and not trusted:
+        raise StoreCopied(
+            f"{engine.place} is a copy of a store whose packs lie in {facts.objects or facts.cold}: if both were"
+            " written to, each would delete packs of the other",
+            lost="what was written elsewhere since it was copied",
+            hint="If it takes the place of the original, which is gone: `holdfast repair --trust-older`, or"
+            " trust_older=True. To have two, make the other one with `holdfast backup`. It can be read in any case.",
+        )
+    return False
 
 
 def unlock(engine: Engine, secret: Secret | None, uuid: bytes) -> Cipher:

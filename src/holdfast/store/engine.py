@@ -105,6 +105,9 @@ class Engine(Protocol):
     def clock(self) -> int:
         """As in a transaction."""
 
+    def identity(self) -> bytes:
+        """What a copy of the store's files or tables does not have in common with them; empty where nobody can tell."""
+
     def check_place(self) -> None:
         """Raise unless what is written now can be found again by whoever opens the store."""
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import apsw
 from msgspec import Struct
 
-from holdfast.errors import BadOption, Damaged, DiskFull, NotAStore, StoreFailed, StoreReadOnly
+from holdfast.errors import BadOption, Damaged, DiskFull, Incompatible, NotAStore, StoreFailed, StoreReadOnly
 from holdfast.store import witness
-from holdfast.store.tables import APPLICATION_ID
+from holdfast.store.tables import APPLICATION_ID, FORMER_APPLICATION_ID
 
 BuildCatalog = Callable[[Path], None]
 
@@ -193,9 +193,15 @@ def _application_id(layout: Layout) -> int:
     uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
     connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
-        return int(connection.execute("PRAGMA application_id").get)
+        found = int(connection.execute("PRAGMA application_id").get)
     finally:
         connection.close()
+    if found == FORMER_APPLICATION_ID:
+        raise Incompatible(
+            f"{layout.path} is a store of the layout before this one, which was never released",
+            hint="Read it with the Holdfast that wrote it. Nothing was changed.",
+        )
+    return found
 
 
 def _size(path: Path) -> int:

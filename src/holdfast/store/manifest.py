@@ -1,8 +1,9 @@
 """A checkpoint as bytes: its manifest, the payload that it travels in, and the segments that many of them lie in.
 
-Owns these bytes (format.md sections 3 and 4). A manifest says nothing of whose it is or how it is stored: its digest is
-the checkpoint's id, in every store. Knows nothing of tables. What always holds: decoding gives what was encoded, or
-raises ``Damaged``.
+Owns these bytes (format.md sections 3 and 4), and those of records (section 6). A manifest says nothing of whose it is
+or how it is stored: its digest is the checkpoint's id, in every store. Knows nothing of tables, and not what a record
+says. What always holds: decoding gives what was encoded, or raises ``Damaged``; of a record, bytes that are not what
+was written are told apart from values that are not there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import zstandard
+from blake3 import blake3
 from ormsgpack import packb, unpackb
 
 from holdfast.codec.values import decode, encode
@@ -38,6 +40,7 @@ _ID = b"\xc4\x20"
 _TYPES = [int, bytes, int, list, bytes, list, bytes, str, int, bytes, str, bytes]
 _COST_TYPES = [str, int, int, int, int]
 _LENGTH = struct.Struct(">I")
+_DIGEST_BYTES = 32
 
 TIME_MAX = 2**57
 """In microseconds since 1970: before the year 7000, so that any time has a date."""
@@ -134,6 +137,8 @@ class Manifest(NamedTuple):
         _, parent, depth, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
         if list(map(type, effects)) != [int, bytes] or not all(map(_is_layer, flat)) or not 0 <= time_us < TIME_MAX:
             raise _malformed(data)
+        if len(operations) != _DIGEST_BYTES or len(metadata) != _DIGEST_BYTES or len(parent) not in {0, _DIGEST_BYTES}:
+            raise _malformed(data)
         layers = [(name, list(zip(pairs[::2], pairs[1::2], strict=True))) for name, pairs in flat]
         end = (effects[0], effects[1])
         return cls(parent, depth, layers, operations, end, metadata, label, time_us, nonce, kind, target, cost)
@@ -158,7 +163,7 @@ def _is_layer(layer: Any) -> bool:
     if type(layer) is not list or list(map(type, layer)) != [str, list] or len(layer[1]) % 2:
         return False
     names, roots = layer[1][::2], layer[1][1::2]
-    return set(map(type, names)) <= {str} and all(type(root) is bytes and len(root) == 32 for root in roots)
+    return set(map(type, names)) <= {str} and all(type(root) is bytes and len(root) == _DIGEST_BYTES for root in roots)
 
 
 def _cost(parts: Any, data: bytes) -> Cost:
@@ -398,3 +403,72 @@ def _cut(data: bytes) -> list[bytes]:
 
 def _broken() -> Damaged:
     return Damaged("a segment does not follow the format", hint=HINT)
+
+
+# -- the bodies of records -----------------------------------------------------------------------------------------
+
+# A record is proven by its digest, which covers what it says and a digest of its values, not the values themselves. So
+# they can go, and what is left is proven as before:
+#
+#     body with values     C1, digest of the values (32), length of what it says (4), what it says, the values
+#
+# A body without values is what it says and nothing else.
+
+_APART = 0xC1
+"""The first byte of a body with values: no MessagePack object begins with it."""
+_SAID_AT = 37
+
+MARKED, LET_GO = 1, 2
+"""Bits of a record's ``mark``: summaries need it; its values were let go on purpose."""
+
+
+def join_body(said: bytes, values: bytes) -> bytes:
+    """The body of a record that says this and holds these values, one after another."""
+    return b"".join((b"\xc1", _digest_of_values(values), len(said).to_bytes(4, "big"), said, values))
+
+
+def body_proof(body: bytes) -> bytes:
+    """What the digest of a record covers: all of its body but the values."""
+    return body[: _values_at(body)] if body[:1] == b"\xc1" else body
+
+
+def split_body(body: bytes) -> tuple[bytes, bytes | None]:
+    """What a record says, and its values; None where it has some, and they are not there."""
+    if not body or body[0] != _APART:
+        return body, b""
+    end = _values_at(body)
+    return body[_SAID_AT:end], body[end:] or None
+
+
+def body_digest(body: bytes) -> bytes:
+    """What the chain of a line covers of a record."""
+    return blake3(b"holdfast.record\0" + body_proof(body)).digest()
+
+
+def is_written(body: bytes, known: bytes) -> bool:
+    """Whether a body is the one with this digest, whole or without its values."""
+    if body[0] != _APART:
+        return bool(blake3(b"holdfast.record\0" + body).digest() == known)
+    end = _values_at(body)
+    if blake3(b"holdfast.record\0" + body[:end]).digest() != known:
+        return False
+    return len(body) <= end or bool(blake3(b"holdfast.values\0" + body[end:]).digest() == body[1:33])
+
+
+def values_bytes(body: bytes) -> int:
+    """How many bytes of values there are."""
+    return len(split_body(body)[1] or b"")
+
+
+def is_bare(body: bytes) -> bool:
+    """Whether the values that a body should have are not there."""
+    return split_body(body)[1] is None
+
+
+def _digest_of_values(values: bytes) -> bytes:
+    return blake3(b"holdfast.values\0" + values).digest()
+
+
+def _values_at(body: bytes) -> int:
+    """Where the values begin. What is shorter than it says has none, and is no body that was written."""
+    return _SAID_AT + int.from_bytes(body[33:_SAID_AT], "big")

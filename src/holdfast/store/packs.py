@@ -20,12 +20,13 @@ from msgspec import Meta, convert
 from ormsgpack import packb, unpackb
 
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, HoldfastError, InputError, StoreFailed, Unavailable
-from holdfast.store.catalog import Place, View, chunk_digest
+from holdfast.store.catalog import View
 from holdfast.store.changes import NewPack
 from holdfast.store.cipher import HINT, Buffer, Cipher
 from holdfast.store.cipher import digest as digest_of
 from holdfast.store.engine import Engine, Objects
 from holdfast.store.objects import TEMPORARY, Missing, missing
+from holdfast.store.rows import Place, chunk_digest
 from holdfast.store.tables import NUMBER_MAX
 
 MAGIC = b"HFPACK03"

@@ -28,6 +28,7 @@ from holdfast.errors import (
     HoldfastError,
     NewerFormat,
     NotAStore,
+    ReadOnly,
     StoreBusy,
     StoreClosed,
     StoreFailed,
@@ -57,6 +58,9 @@ TRIES, APART_S = 5, 0.02
 CLOSE_S = 5.0
 """How long closing waits for somebody who is reading."""
 
+MOVED = b"moved"
+"""The lock that every transaction shares, and whoever moves the store has alone."""
+
 UNSAFE = "HOLDFAST_ALLOW_UNSAFE_POSTGRES"
 
 _SESSION = {
@@ -79,6 +83,8 @@ _COMMENT = re.compile(r"holdfast (store|shared), format (\d+)")
 _COMPRESSED = [("loose", "data"), ("segment", "manifests"), ("segment", "operations"), ("node", "data")]
 KEY = "(classid::bigint << 32 | objid::bigint)"
 CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_WAS_MOVED = "22012"
+"""Division by zero, which only one statement can meet."""
 _MAKING = int.from_bytes(digest(b"lock", b"make")[:8], "big", signed=True)
 
 T = TypeVar("T")
@@ -184,11 +190,18 @@ class Postgres:
         owner = {"holdfast.store": self._address.store} if self._address.store else {}
         self._local = _setting({"synchronous_commit": "on"} | owner, local=True)
         self.owner = [_setting(owner, local=True)] if owner else []
+        self._unmoved: list[Statement] = []
         try:
             self._find(fill)
         except BaseException:
             self.close()
             raise
+        # Whoever moves the store waits for those who are writing, and those who come after it find that it was moved.
+        # A plain commit needs no such look: its branch has another generation then.
+        self._unmoved = [
+            ("SELECT pg_advisory_xact_lock_shared($1)", (self.key(MOVED),)),
+            (self.translated("SELECT 1 / (1 - count(*)) FROM store WHERE name = 'moved'"), ()),
+        ]
 
     def key(self, name: bytes) -> int:
         """The key of an advisory lock. These are the whole database's, so the store is in it."""
@@ -344,6 +357,17 @@ class Postgres:
     def clock(self) -> int:
         return int(self.run(f"SELECT {CLOCK}")[0][0])
 
+    def identity(self) -> bytes:
+        sql = (
+            "SELECT concat_ws('/', (SELECT system_identifier FROM pg_control_system()), (SELECT oid FROM pg_database"
+            " WHERE datname = current_database()), to_regnamespace(?)::oid)"
+        )
+        try:
+            ((told,),) = self.run(sql, (f'"{self.schema}"',))
+        except StoreFailed:  # not every server that speaks like PostgreSQL says who it is
+            return b""
+        return f"{told}/{self._address.store}".encode()
+
     def check_place(self) -> None:
         """Whoever opens the store comes to the same server, or to one that ``connect`` has compared with it."""
 
@@ -389,7 +413,7 @@ class Postgres:
     def _transact(self, link: Link, work: Callable[[Tx], T], begin: Sequence[Statement] = ((_BEGIN, ()),)) -> T:
         committing = False
         try:
-            for statement in (*begin, self._local):
+            for statement in (*begin, self._local, *self._unmoved):
                 link.send(*statement)
             tx = _Tx(self, link)
             result = work(tx)
@@ -621,6 +645,10 @@ def _known(said: Said, doing: str) -> HoldfastError:
     state, text = said.state, f"{doing}: {said.text}"
     if state.startswith("23"):
         return Refused(f"{text}; nothing was written")
+    if state == _WAS_MOVED:
+        return ReadOnly(
+            f"{doing}: the store was moved meanwhile; nothing was written", hint="Open it again: it says where to."
+        )
     if state in {"40001", "40P01", "55P03", "57014"}:
         return StoreBusy(f"{text}; nothing was written", hint="Somebody else is writing. Try again.")
     if state == "53100":

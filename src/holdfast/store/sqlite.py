@@ -424,6 +424,9 @@ class Sqlite:
             hint='Use a store on PostgreSQL, or effect="write" with a probe.',
         )
 
+    def identity(self) -> bytes:
+        return str(self._catalog[1]).encode() if self._catalog is not None else b""
+
     def check_place(self) -> None:
         """Before a commit: what is written now can be found at the path again.
 

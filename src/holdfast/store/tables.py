@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 from holdfast.errors import Damaged, NewerFormat
 
 FORMAT_VERSION = 1
-APPLICATION_ID = 0x48464F52
-"""Of the SQLite database."""
+APPLICATION_ID, FORMER_APPLICATION_ID = 0x48464F52, 0x486F6C64
+"""Of the SQLite database; and of one in a layout before this one."""
 
 NUMBER_MAX = 2**62
 """No number in a row is higher, or below 0, so that one more has room in every engine. Marks are any."""
@@ -150,6 +150,9 @@ CHECKPOINTS = ("loose", "checkpoint")
 
 HANDLES = dict(agent="a", branch="b", loose="n", segment="s", node="k", record="r", log="e", pack="p")  # noqa: C408
 """The tables whose rows have handles, and the column. ``floor`` says which ones were given whose rows are gone."""
+
+LOG_GONE = "log gone"
+"""The row of ``floor`` that says how many entries of the log were deleted on purpose: no other may be missing."""
 
 
 def ddl(dialect: Dialect, *, shared: bool = False) -> list[str]:

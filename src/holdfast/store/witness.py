@@ -263,11 +263,10 @@ def lost(view: View, noted: Noted | None) -> list[str]:
     for (called, tables), number in zip(_SEQUENCES, noted, strict=False):
         column = HANDLES[tables[0]]
         sql = " UNION ALL ".join(f"SELECT {column} FROM {table} WHERE {column} = ?" for table in tables)
-        if number and not view.reader.run(sql, (number,) * len(tables)):
-            floor = view.rows("floor", "WHERE name = ?", (tables[0],))  # after the row: its deletion raises this first
-            if not floor or floor[0][1] < number:
-                last = _largest(view, tables)
-                found.append(f"{called} {last + 1} to {number}" if last < number else f"{called[:-1]} {number}")
+        there = not number or view.reader.run(sql, (number,) * len(tables))
+        if not there and view.number_of(tables[0]) < number:  # after the row: its deletion raises this first
+            last = _largest(view, tables)
+            found.append(f"{called} {last + 1} to {number}" if last < number else f"{called[:-1]} {number}")
     if noted.mark and _mark(view, noted.n) not in {None, noted.mark}:
         # A damaged row is its agent's matter: it does not shut the whole store.
         with suppress(Damaged):

@@ -39,9 +39,9 @@ from holdfast.errors import (
     StillArriving,
     ThreadExists,
 )
-from holdfast.store.catalog import Entry as LogEntry
 from holdfast.store.catalog import Progress
 from holdfast.store.changes import Said
+from holdfast.store.rows import Entry as LogEntry
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver

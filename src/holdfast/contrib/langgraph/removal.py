@@ -18,8 +18,9 @@ from holdfast.contrib.langgraph.tuples import Reader, agent_of
 from holdfast.errors import BadName
 from holdfast.run.line import Line
 from holdfast.run.past import task_in
-from holdfast.store.catalog import Agent, Branch, Point, View
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change
+from holdfast.store.rows import Agent, Branch, Point
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver

@@ -28,11 +28,11 @@ from holdfast.codec.assigned import Assigned, Known, Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import AgentBusy, BadName, Fenced, HoldfastError, StillArriving
-from holdfast.store.catalog import Agent, Branch, Point
 from holdfast.store.changes import Change, Said
 from holdfast.store.cipher import digest
 from holdfast.store.engine import Lease
 from holdfast.store.manifest import Manifest
+from holdfast.store.rows import Agent, Branch, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

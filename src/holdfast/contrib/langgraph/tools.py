@@ -31,7 +31,7 @@ from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph.thread import Namespace, Thread, key_of, named
 from holdfast.contrib.langgraph.tuples import Reader, left_standing, rollbacks_of
 from holdfast.errors import AgentBusy, Fenced, NoAgent
-from holdfast.run import former, scope
+from holdfast.run import callers, scope
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
 from holdfast.run.claims import Loop, Task, TaskLane, key_in, part_in, task_of
@@ -173,7 +173,7 @@ class ThreadHost:
         return self._thread._lease
 
     def outlives_s(self, call: Call) -> float | None:
-        return former.outlives_s(self._thread.store._db, self._space.branch.b, self.generation, call)
+        return callers.outlives_s(self._thread.store._db, self._space.branch.b, self.generation, call)
 
     def shared_us(self) -> int:
         return self._thread.store._db.engine.clock()
@@ -220,6 +220,10 @@ class ThreadLoop(Loop):
         # Checkpoint of a graph inside of another -> that graph, and tasks that are finished if it is stored.
         self._passing: dict[str, tuple[str, list[list[str]]]] = {}
         self._led: dict[tuple[str, str, str], bool] = {}
+
+    def place(self, path: str) -> str:
+        nodes = " > ".join(level.node for level in levels_of(task_in(path)))
+        return f"in the node {nodes}" if task_in(path) else super().place(path)
 
     def keeps(self, tool: Tool) -> bool:  # noqa: ARG002 - LangGraph takes one after each step, whatever it is
         return False
@@ -293,11 +297,13 @@ class ThreadLoop(Loop):
             return True
         owner = self._owner.get(key_in(call))
         levels = levels_of(task_in(call.path))
+        # A node around both is executed again. What a graph inside of it had finished counts if that goes on from
+        # there, and not if it was begun anew.
         if owner is not None and owner.run is task.run:
-            # A node around both is tried again. What a graph inside of it had finished counts if that goes on from
-            # there, and not if it was begun anew.
             began = {ns: at for (run, ns), at in self._inputs.items() if run == id(task.run)}
             levels = tuple(one for one in levels if one.checkpoint >= began.get(one.graph, ""))
+        else:
+            levels = tuple(one for one in levels if self._graph_of(one) in {"", *task.run.starts})
         return not any(
             self._graph_of(level) in task.graphs
             and (self._is_over(call, level) or self._has_ended(level, owner, task.run) or task.is_beyond(level))

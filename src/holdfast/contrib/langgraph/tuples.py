@@ -26,8 +26,8 @@ from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
 from holdfast.run.line import Line
 from holdfast.run.records import RolledBack
-from holdfast.store.catalog import Agent, Branch, Entry, Point
 from holdfast.store.database import Database
+from holdfast.store.rows import Agent, Branch, Entry, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

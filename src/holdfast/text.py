@@ -1,0 +1,38 @@
+"""Words that people read, for every room that shows some: untrusted text made harmless, sizes.
+
+Owns what may reach a terminal. Knows nothing of any room. Always holds: what ``clean`` returns has no control
+character, so nothing that an agent saved or a dump holds can move the cursor, change colours, ring, or turn a line
+around.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Controls, format characters (bidirectional overrides, zero-width), lone surrogates, line and paragraph separators.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Joins emoji and letters of several scripts; harmless, and text looks wrong without it.
+_ZERO_WIDTH_JOINER = "\u200d"
+
+
+def clean(text: str) -> str:
+    """The text on one line, with everything that a terminal would act upon written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    if character == _ZERO_WIDTH_JOINER or unicodedata.category(character) not in _UNSAFE:
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def size(size_bytes: int) -> str:
+    """``1.2 KiB``: three digits are enough to compare."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
