@@ -16,6 +16,7 @@ import pytest
 import holdfast
 from holdfast import When, errors
 from holdfast.agent import points
+from holdfast.agent.branch import BranchWriter
 from tests import warm
 from tests.lives import killed
 
@@ -363,6 +364,49 @@ def test_no_task_is_saved_by_another_between_its_write_and_its_own_safe_point(st
     assert made == []  # the write of the process that died answers
 
 
+def test_a_write_that_begins_while_another_task_is_saving_is_not_saved_without_its_answer(store, monkeypatch):
+    agent = store.agent("trip-7", when=When(every_steps=1))
+    captured, booked = threading.Event(), threading.Event()
+    finish = BranchWriter.finish
+
+    def slow(writer, pending):
+        captured.set()
+        booked.wait(60)
+        return finish(writer, pending)
+
+    @holdfast.tool
+    def book():
+        return "TP539"
+
+    async def traveller(over):
+        await asyncio.to_thread(captured.wait, 60)
+        agent.state["booking"] = await call(over)
+        assert (await agent.astep()) is not None
+
+    async def call(over):
+        monkeypatch.setattr(BranchWriter, "finish", finish)
+        asyncio.get_running_loop().call_later(0.01, booked.set)  # its own records wait for the checkpoint
+        answer = await book.acall()
+        await over.wait()
+        return answer
+
+    async def other(over):
+        agent.state["n"] = 1
+        assert (await agent.astep()) is not None
+        agent.state["n"] = 2
+        assert (await agent.astep()) is None
+        over.set()
+
+    async def both():
+        over = asyncio.Event()
+        async with agent:
+            await asyncio.gather(traveller(over), other(over))
+
+    monkeypatch.setattr(BranchWriter, "finish", slow)
+    asyncio.run(both())
+    assert [one.state.get("booking") for one in agent.log()] == ["TP539", None]
+
+
 def test_no_thread_is_saved_by_another_between_its_write_and_its_own_safe_point(store):
     agent = store.agent("trip-7", when=When(every_steps=1))
     written, saved = threading.Event(), threading.Event()
@@ -469,6 +513,22 @@ def test_an_error_that_leaves_several_phases_is_one_failure(store):
     assert store.costs("trip-7").failures == 1
 
 
+def test_going_back_after_a_failure_is_no_second_one(store):
+    agent = store.agent("trip-7")
+    agent.state["n"] = 1
+    good = agent.checkpoint()
+    with pytest.raises(ValueError, match="no"):
+        fail(agent, "plan", ValueError("no"), n=2)
+    agent.rollback(good)
+    agent.state["n"] = 3
+    agent.checkpoint()
+    assert store.costs("trip-7").failures == 1
+    agent.rollback(good)
+    agent.state["n"] = 4
+    agent.checkpoint()
+    assert store.costs("trip-7").failures == 2
+
+
 def test_an_error_that_says_nothing_about_the_state_leaves_nothing_behind(store):
     agent = store.agent("trip-7", when=When(at_phase=True))
     agent.checkpoint("good")
@@ -507,6 +567,18 @@ def test_a_gate_saves_what_passes_and_nothing_else(store):
         agent.gate("validated", lambda state: state["lost"])
     assert isinstance(caught.value.__cause__, KeyError)
     assert agent.head.label == "checked by asserts"
+
+
+def test_a_state_that_changes_while_it_is_checked_does_not_pass(store):
+    agent = store.agent("trip-7")
+    agent.state["n"] = 1
+
+    def check(state):
+        state["n"] += 1
+
+    with pytest.raises(errors.GateFailed, match="changed while it was checked"):
+        agent.gate("validated", check)
+    assert agent.head is None
 
 
 def test_the_check_of_a_gate_that_hangs_is_given_up(store):

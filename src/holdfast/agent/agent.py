@@ -1,7 +1,7 @@
 """One agent on one branch: its live state, and every way to move through its history.
 
-Owns the order of capture and commit, sealing, rollback, undo and redo. Values are the document's business, bytes the
-catalog's. What always holds: a checkpoint that was returned is durable (or queued, when batched was asked for), and a
+Owns rollback, undo, redo and the reading of history. Capture and commit are the branch writer's, values the document's,
+bytes the catalog's; the room above adds runs (``run/handle``), and a user's checkpoint goes through its ``_make``. What always holds: a checkpoint that was returned is durable (or queued, when batched was asked for), and a
 state that could not be written is still in memory with all its changes.
 """
 
@@ -75,7 +75,9 @@ class Agent:
         self._writer = BranchWriter(store, branch, config=config, when=when) if lease is not None else None
         if self._writer is not None and lease is not None:
             self._writer.failed = int(lease.unclean)
-        self._pace = Pace(self, when if lease is not None else None)
+        self._pace = pace = Pace(self, when if lease is not None else None)
+        if self._writer is not None:
+            self._writer.at_rest = lambda: pace.whole
         self._load_head()
         for watcher in WATCHERS:
             watcher(self, True)
@@ -323,6 +325,7 @@ class Agent:
     def _move_back(self, target: Point, records: Sequence[NewRecord]) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
+            known = writer.failed > 0  # before what is saved here says so
             self._secure(f"before rollback to {_describe(self._seen(target))}")
             wanted, source = self._read(target)
             firm = writer.settle()
@@ -330,8 +333,7 @@ class Agent:
                 lambda change: change.move_to(firm, history.current(change, target), records), firm.b
             )
             self._document.become(wanted, record=False)
-            self._pace.moved()
-            self._pace.failed(lost=True)
+            self._pace.went_back(known=known)
             head = self._made = self._seen(target)
             writer.start_from(target, source.since_base(), moved=self._branch, records=records)
             return head

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import metadata, watchers
 from holdfast.agent.history import children, chunks_of
+from holdfast.agent.schedule import TRIGGERS
 from holdfast.agent.when import When
 from holdfast.codec.blocks import LEAF_MAX_BYTES
 from holdfast.codec.operations import encode_operations, operations_size
@@ -169,6 +170,7 @@ class BranchWriter:
         self._stall_us = 0  # how long its maker stood still for it
         self._durable_us = 0  # how long it took until the newest was durable of those that are
         self.atomic = 0  # blocks that are under way, and in the middle of which nothing may be saved
+        self.at_rest: Callable[[], bool] = lambda: True  # whether nobody is in the middle of anything else
         self.failed = 0  # how often the agent has failed since the last checkpoint
 
     # -- where it stands ------------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ class BranchWriter:
         with self.lock, self._undivided(document):
             self._settle()
             with document.lock:
-                if self.atomic:
+                if self.atomic or (trigger in TRIGGERS and not self.at_rest()):
                     raise AtomicOpen(
                         "`with agent.atomic():` is open, so the state may be half changed; nothing was saved",
                         hint="Save it after the block. If another task or thread is in it, wait for that one.",

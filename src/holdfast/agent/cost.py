@@ -156,7 +156,10 @@ def _when(store: Store, newest: Point) -> When | None:
         said = metadata.read(history.state_of(store._db.now, None), newest.manifest.metadata).get("when")
     except Damaged:  # lost metadata: the figures are whole without
         return None
-    return When.from_table(said, "the metadata of a checkpoint") if isinstance(said, dict) else None
+    try:
+        return When.from_table(said, "the metadata of a checkpoint") if isinstance(said, dict) else None
+    except BadOption:  # of a version that knows more
+        return None
 
 
 def _days(points: Sequence[Point], sizes: Sequence[int]) -> list[Day]:

@@ -57,6 +57,8 @@ class Pace:
         self._agent = agent
         self._schedule: Schedule | None = None  # made at the first safe point: before, nobody needs it
         self._opened_s = monotonic()
+        writer = agent._writer
+        self._unclean = writer.failed if writer is not None else 0  # that the process before failed, if it did
         self._torn: set[object] = set()  # whoever has left a block with an exception
         self._acting: set[Any] = set()  # whoever has begun a write and has not come to a safe point since
         if when is not None and when is not DEFAULT:  # whoever asks for something is told if it cannot be
@@ -76,7 +78,10 @@ class Pace:
         if self._acting:
             self._acting.discard(_flow())
         now_s = monotonic()
-        asked = schedule.event(event, now_s) if event else schedule.step(now_s, self._changed_bytes, _load)
+        if event:
+            asked = schedule.event(event, now_s, self._changed_bytes)
+        else:
+            asked = schedule.step(now_s, self._changed_bytes, _load)
         if asked is None:
             return None
         self._warn(schedule.overdue(now_s))
@@ -92,38 +97,56 @@ class Pace:
         writer = self._agent._writer
         if self._torn or (writer is not None and writer.atomic):
             return False
-        self._acting = {flow for flow in self._acting if not _is_over(flow)} - {_flow()} if self._acting else set()
-        return not self._acting
+        me = _flow() if self._acting else None
+        return all(flow is me or _is_over(flow) for flow in tuple(self._acting))
 
     def acting(self) -> None:
-        """A plain loop begins a write."""
-        self._acting.add(_flow())
+        """A plain loop begins a write. Whoever is saving has the document's lock until the state is fixed."""
+        with self._agent._document.lock:
+            self._acting -= {flow for flow in self._acting if _is_over(flow)}
+            self._acting.add(_flow())
 
     def saved(self, cost_s: float) -> None:
-        """A checkpoint was made, by whomever: so the state is one that somebody meant."""
-        self._torn.clear()
-        self._acting.clear()
+        """A checkpoint was made, by whomever."""
         if self._schedule is not None:
             now_s = monotonic()
             self._warn(self._schedule.overdue(now_s))
             self._schedule.saved(now_s, cost_s)
+
+    def meant(self) -> None:
+        """A checkpoint is captured: so the state is one that somebody means, and whoever captures it has come to rest.
+
+        Not when it has been written: meanwhile another may have begun a write, or left a block with an exception.
+        """
+        self._torn.clear()
+        self._acting.discard(_flow())
 
     def unchanged(self) -> None:
         """A checkpoint was due, and there is nothing to save."""
         if self._schedule is not None:
             self._schedule.unchanged(monotonic())
 
-    def failed(self, *, lost: bool = False) -> None:
-        """The agent failed. The next checkpoint says so, for whoever opens it later. ``lost``: its state was."""
+    def failed(self) -> None:
+        """The agent failed. The next checkpoint says so, for whoever opens it later."""
         if self._agent._writer is not None:
             self._agent._writer.failed += 1
         if self._schedule is not None:
-            self._schedule.failed(monotonic(), lost=lost)
+            self._schedule.failed(monotonic(), lost=False)
 
     def moved(self) -> None:
         """The state is another one: what was left in the middle of a block is gone."""
         self._torn.clear()
         self._acting.clear()
+
+    def went_back(self, *, known: bool) -> None:
+        """The agent was rolled back, and what was not saved is gone. ``known``: the failure before that was told."""
+        self.moved()
+        if not known and self._agent._writer is not None:
+            self._agent._writer.failed += 1
+        if self._schedule is not None and known:
+            self._schedule.unchanged(monotonic())
+        elif self._schedule is not None:
+            self._schedule.failed(monotonic())
 
     # -- blocks -------------------------------------------------------------------------------------------
 
@@ -161,12 +184,11 @@ class Pace:
 
     def _past(self, when: When) -> Past:
         """What the newest checkpoints say, and that the last process failed, if it did."""
-        agent, writer, costs = self._agent, self._agent._writer, []
+        agent, costs = self._agent, []
         with suppress(Damaged, Forgotten):  # what is left says enough
             for point in islice(agent._db.view.walk(agent._branch.head), PAST_MAX if when.adaptive else 0):
                 costs += [point.manifest.cost] if point.manifest.cost is not None else []
-        failed = writer.failed if writer is not None else 0
-        return past_in([*([Cost("", 0, 0, 0, failed)] if failed else []), *costs])
+        return past_in([*([Cost("", 0, 0, 0, self._unclean)] if self._unclean else []), *costs])
 
     def _warn(self, late_s: float | None) -> None:
         if late_s is not None:

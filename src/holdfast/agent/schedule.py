@@ -161,7 +161,7 @@ class Schedule:
             return BYTES
         return due
 
-    def event(self, name: str, now_s: float) -> str | None:
+    def event(self, name: str, now_s: float, changed_bytes: Callable[[], int] | None = None) -> str | None:
         """The agent is at the end of a phase, or inside a run before or after a write: also safe points."""
         since_s = self._arrive(now_s)
         when = self._when
@@ -171,7 +171,10 @@ class Schedule:
             or (name == AFTER and when.after is not None)
         ):
             return name
-        return self._due_by_time(since_s, None) if since_s >= self.earliest_s else None
+        due = self._due_by_time(since_s, None) if since_s >= self.earliest_s else None
+        if due is None and changed_bytes is not None and when.changed_bytes is not None:
+            return BYTES if changed_bytes() >= when.changed_bytes else None
+        return due
 
     def _due_by_time(self, since_s: float, load: Callable[[], float] | None) -> str | None:
         when = self._when

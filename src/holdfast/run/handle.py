@@ -338,13 +338,17 @@ class Agent(Environment, SafePoints, below.Agent):
         """A checkpoint outside of runs, ready to be written. Where phases are going on, they are kept with it."""
         lane = self._lane()
         if lane is None or not (stack := lane.stack()):
-            return self._host.capture(label, **options)
+            write = self._host.capture(label, **options)
+            self._pace.meant()
+            return write
         path = lane.path
 
         def note(made: Checkpoint) -> list[Record]:
             return [Saved(now_us(), "", path, made._id, bytes.fromhex(made.digest), stack)]
 
-        return self._host.capture(label, note, **options)
+        write = self._host.capture(label, note, **options)
+        self._pace.meant()
+        return write
 
     def plan_rollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> RollbackPlan:
         """What going back to a checkpoint would do, to the state and outside; ``.apply()`` does it.
