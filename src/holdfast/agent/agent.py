@@ -1,8 +1,9 @@
 """One agent on one branch: its live state, and every way to move through its history.
 
 Owns rollback, undo, redo and the reading of history. Capture and commit are the branch writer's, values the document's,
-bytes the catalog's; the room above adds runs (``run/handle``), and a user's checkpoint goes through its ``_make``. What always holds: a checkpoint that was returned is durable (or queued, when batched was asked for), and a
-state that could not be written is still in memory with all its changes.
+bytes the catalog's. The room above adds runs (``run/handle``), and a user's checkpoint goes through its ``_make``. What
+always holds: a checkpoint that was returned is durable (or queued, when batched was asked for), and a state that could
+not be written is still in memory with all its changes.
 """
 
 from __future__ import annotations
