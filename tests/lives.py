@@ -57,20 +57,25 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def doom(at: int, *calls: tuple[Any, str]) -> None:
+    """Let this process die at its ``at``-th moment: as in ``dies``, which see."""
+    global _left  # noqa: PLW0603 - as above
+    for owner, name in calls:
+        setattr(owner, name, _between_points(getattr(owner, name)))
+    _left = at
+
+
 def dies(act: Callable[[], object], at: int, *calls: tuple[Any, str]) -> bool:
     """Do something in a forked process; whether it was killed before it came to its end.
 
     It is killed at its ``at``-th moment. Moments are those before and after each call of the functions that are given
     as owner and name, and each ``point()``. One that fails instead is an error here.
     """
-    global _left  # noqa: PLW0603 - as above
     child = os.fork()
     if not child:
         code = 1
         try:
-            for owner, name in calls:
-                setattr(owner, name, _between_points(getattr(owner, name)))
-            _left = at
+            doom(at, *calls)
             act()
             code = 0
         except BaseException:

@@ -23,6 +23,7 @@ import holdfast
 from holdfast.agent import metadata, removal
 from holdfast.errors import AgentBusy, Fenced, StoreWentBack, WrongKey
 from holdfast.run.store import Store
+from holdfast.store import database
 from holdfast.store.database import open_database
 from holdfast.store.packs import file_name
 from tests.faults import crashes, script
@@ -143,7 +144,7 @@ LITTLE = holdfast.Policy(last=1, tags=False)
 
 @life()
 def from_nothing(folder: Path, ledger: Ledger) -> None:
-    """The script; then reading only, verifying, and an encrypted store."""
+    """The script; then reading only, verifying, an encrypted store, and a program that ends with its agents open."""
     path = folder / "store"
     script.perform(path, ledger)
     for _ in range(2):
@@ -155,6 +156,7 @@ def from_nothing(folder: Path, ledger: Ledger) -> None:
         ledger.check(store)
     with holdfast.open(path) as store:
         crashes.work_on(store, random.Random(1))
+        database._at_exit()
 
 
 @life(grown)

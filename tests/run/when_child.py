@@ -12,11 +12,10 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from tests.run.dying import point
-
 import holdfast
 from holdfast import Absent, Found, When
-from tests.run import dying
+from tests import lives
+from tests.lives import point
 
 ROUNDS = 6
 POLICIES = {
@@ -151,8 +150,7 @@ if __name__ == "__main__":
     store = holdfast.open(place)
     agent = store.agent("trip-7", when=POLICIES[policy])
     if fatal != "0":
-        dying.watch()
-        dying.fatal = int(fatal)
+        lives.doom(int(fatal), *lives.CHANGES)
     if how in {"loop", "bare"}:
         (loop if how == "loop" else bare)(agent)
     elif how == "async loop":

@@ -79,7 +79,7 @@ def add_branch(engine, name: str = "one") -> Branch:
 
 def new_checkpoint(branch: Branch, operations: bytes = b"operations", label: str = "") -> NewCheckpoint:
     proof = digest(b"operations", operations)
-    manifest = Manifest.make(branch.id, branch.depth + 1, [], proof, (0, b""), b"", label, 1).encode()
+    manifest = Manifest.make(branch.id, branch.depth + 1, [], proof, (0, b""), digest(b"metadata"), label, 1).encode()
     return NewCheckpoint(identity(manifest), manifest, operations)
 
 
