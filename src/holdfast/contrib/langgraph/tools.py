@@ -349,8 +349,7 @@ class ThreadLoop(Loop):
         known = self._sources.get((ns, one, other))
         if known is None:
             reader = Reader.of(saver, self._thread.name, ns)
-            known = self._sources[ns, one, other] = set()
-            given = set()
+            known, given = set(), set()
             for _, about, _ in reader.states() if reader is not None else ():
                 if about["id"] <= one:
                     break
@@ -359,6 +358,7 @@ class ThreadLoop(Loop):
                     given.add(about["channel_versions"].get(_START))
             if len(given) > 1:  # with durability="exit" a graph stores what it was given only as a part of what follows
                 known.add("input")
+            self._sources[ns, one, other] = known
         return known
 
     def _is_over(self, call: Call, level: Level) -> bool:
