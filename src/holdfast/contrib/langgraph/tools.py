@@ -51,7 +51,7 @@ log = logging.getLogger("holdfast.langgraph")
 
 # What LangGraph says about a task besides its output (langgraph.pregel._task_status).
 _CONTROL = frozenset({"__error__", "__error_source_node__", "__interrupt__", "__resume__"})
-_ERROR, _END = "__error__", "__end__"
+_ERROR, _START, _END = "__error__", "__start__", "__end__"
 # How LangGraph tags the callbacks of a node's run, and where its metadata and its config say which task that is.
 _STEP, _NS, _MAP = "graph:step:", "langgraph_checkpoint_ns", "checkpoint_map"
 _RESUMING = "__pregel_resuming"
@@ -219,7 +219,7 @@ class ThreadLoop(Loop):
         self._looked: set[tuple[str, str]] = set()
         # Checkpoint of a graph inside of another -> that graph, and tasks that are finished if it is stored.
         self._passing: dict[str, tuple[str, list[list[str]]]] = {}
-        self._led: dict[tuple[str, str, str], bool] = {}
+        self._sources: dict[tuple[str, str, str], set[str]] = {}  # of all checkpoints of a graph between two of them
 
     def place(self, path: str) -> str:
         nodes = " > ".join(level.node for level in levels_of(task_in(path)))
@@ -307,6 +307,7 @@ class ThreadLoop(Loop):
         return not any(
             self._graph_of(level) in task.graphs
             and (self._is_over(call, level) or self._has_ended(level, owner, task.run) or task.is_beyond(level))
+            and not self._begun_since(level, task.run)
             for level in levels
         )
 
@@ -335,20 +336,29 @@ class ThreadLoop(Loop):
         start = run.starts.get(graph, "")
         if level.checkpoint == start or (owner is not None and owner.run is run):
             return True
-        return level.checkpoint < start and self._leads(run.saver, graph, level.checkpoint, start)
+        return level.checkpoint < start and self._led(run.saver, graph, level.checkpoint, start) <= {"loop"}
 
-    def _leads(self, saver: HoldfastSaver, ns: str, one: str, other: str) -> bool:
-        """Whether a graph has come from one checkpoint to another by its own steps."""
-        known = self._led.get((ns, one, other))
+    def _begun_since(self, level: Level, run: Run) -> bool:
+        """Whether a graph that a run goes on with was given other input, or the same again, after that task."""
+        graph = self._graph_of(level)
+        start = run.starts.get(graph, "") if graph else ""
+        return level.checkpoint < start and "input" in self._led(run.saver, graph, level.checkpoint, start)
+
+    def _led(self, saver: HoldfastSaver, ns: str, one: str, other: str) -> set[str]:
+        """What has led a graph from one checkpoint to another: the sources of those between, as LangGraph has them."""
+        known = self._sources.get((ns, one, other))
         if known is None:
             reader = Reader.of(saver, self._thread.name, ns)
-            sources: list[str] = []
+            known, given = set(), set()
             for _, about, _ in reader.states() if reader is not None else ():
                 if about["id"] <= one:
                     break
                 if about["id"] <= other:
-                    sources.append(about["metadata"].get("source", ""))
-            known = self._led[ns, one, other] = all(source == "loop" for source in sources)
+                    known.add(about["metadata"].get("source", ""))
+                    given.add(about["channel_versions"].get(_START))
+            if len(given) > 1:  # with durability="exit" a graph stores what it was given only as a part of what follows
+                known.add("input")
+            self._sources[ns, one, other] = known
         return known
 
     def _is_over(self, call: Call, level: Level) -> bool:
