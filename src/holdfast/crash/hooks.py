@@ -481,7 +481,9 @@ class _Hooks:
 
         def prune() -> None:
             for path in agents.removable(place, stores, limits.kept_dumps, limits.kept_bytes, {newest}):
-                folder.remove(path)
+                # Whoever tidies up beside the program may meet one that it has just begun to write.
+                if newest or f"-{os.getpid()}-" not in path.name:
+                    folder.remove(path)
 
         if folder.surplus(place, limits.kept_dumps, limits.kept_bytes):
             with suppress(PartFailed):
