@@ -23,7 +23,7 @@ endif
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: help demo test check docs lint types rooms versions size bench soak format clean distclean compiled
+.PHONY: help demo test check docs lint types rooms versions size bench soak format clean distclean compiled screenshots
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,15 @@ bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	@$(BIN)/python benchmarks/operate.py
 	@$(BIN)/python benchmarks/dump.py
 	@$(BIN)/python benchmarks/when.py
+	@$(BIN)/python benchmarks/freeze.py
+	@$(BIN)/python benchmarks/workspace.py
+	@$(BIN)/python benchmarks/fork.py
+	@$(BIN)/python benchmarks/replay.py
+	@$(BIN)/python benchmarks/page.py
+
+screenshots: .venv/.dev .venv/.machine ## the pictures of the page in docs/images, with Chromium
+	$(SAY) "pictures of the page"
+	@$(BIN)/python -m tests.web.pictures
 
 soak: .venv/.dev .venv/.machine compiled ## the same tests with far larger counts, then every campaign in full; takes hours
 	$(SAY) "soak"

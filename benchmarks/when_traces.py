@@ -24,9 +24,11 @@ from holdfast.agent.when import When
 
 ADAPTIVE = "adaptive"
 TOTALS = "adaptive, totals only"
+ORACLE = "knows the distribution"
 POLICIES = {
     ADAPTIVE: When(adaptive=True),
     TOTALS: When(adaptive=True),
+    ORACLE: When(adaptive=True),
     "every step": When(every_steps=1),
     "every 10 steps": When(every_steps=10),
     "every 30 s": When(every_s=30),
@@ -113,6 +115,19 @@ FAMILIES: dict[str, Callable[[random.Random, float], Iterator[float]]] = {
 }
 
 
+def surviving(family: str, mean_s: float, number: int) -> Callable[[float], float]:
+    """The chance that an agent runs for so long before failure ``number``, as the generators above have it."""
+    if family == "Weibull 0.7":
+        scale_s = mean_s / math.gamma(1 + 1 / SHAPE)
+        return lambda age_s: math.exp(-((age_s / scale_s) ** SHAPE))
+    if family == "bursts":
+        quiet_s, stays = BURST_SIZE * mean_s - (BURST_SIZE - 1) * BURST_GAP_S, (1 - 1 / BURST_SIZE if number else 0.0)
+        return lambda age_s: stays * math.exp(-age_s / BURST_GAP_S) + (1 - stays) * math.exp(-age_s / quiet_s)
+    if family == "shifting":
+        mean_s *= 0.2 if number // 20 % 2 else 1.8
+    return lambda age_s: math.exp(-age_s / mean_s)
+
+
 def trace(family: str, between_s: float, seed: int, failures: int) -> list[float]:
     """How long the agent runs before each failure."""
     found = FAMILIES[family](random.Random(f"{family} {between_s} {seed}"), between_s)
@@ -122,16 +137,53 @@ def trace(family: str, between_s: float, seed: int, failures: int) -> list[float
 # -- an agent that fails --------------------------------------------------------------------------------------
 
 
-def simulate(case: Case, name: str, gaps: Sequence[float], seed: int, *, fails: bool = True) -> Waste:
+class Oracle(Schedule):
+    """The adaptive rule where nothing has to be learned: it knows what a checkpoint costs on average, and the
+    distribution that failures are drawn from. Not when they come, nor what the next checkpoint costs: so what it wastes
+    is about what any policy has to expect that cannot see into the future."""
+
+    __slots__ = ("_survives",)
+
+    def __init__(self, case: Case, now_s: float, survives: Callable[[float], float]) -> None:
+        self._survives = survives
+        super().__init__(POLICIES[ORACLE], now_s, Past(1, case.between_s, case.cost_s))
+
+    @property
+    def rate(self) -> float:
+        """The mean one over the interval that it leads to: the density of checkpoints follows the root of the rate."""
+        age_s = self._passed_s
+        there, span_s = self._survives(age_s), POLICIES[ORACLE].min_s
+        for _ in range(12):
+            rate = -math.log(max(self._survives(age_s + span_s) / max(there, 1e-300), 1e-300)) / span_s
+            span_s = math.sqrt(2 * self.cost_s / rate)
+        return rate
+
+    def saved(self, now_s: float, cost_s: float) -> None:  # noqa: ARG002 - it knows the mean, which nothing changes
+        super().saved(now_s, self.cost_s)
+
+
+def simulate(
+    case: Case, name: str, gaps: Sequence[float], seed: int, *, family: str = "exponential", fails: bool = True
+) -> Waste:
     """Runs of these lengths under a policy. Each ends with a failure, unless there are none."""
-    return walk(case, POLICIES[name], gaps, seed, fails=fails, whole=name == ADAPTIVE)
+    return walk(case, POLICIES[name], gaps, seed, fails=fails, whole=name == ADAPTIVE, known=family * (name == ORACLE))
 
 
 def fixed(case: Case, every_s: float, gaps: Sequence[float], seed: int) -> Waste:
     return walk(case, When(every_s=every_s), gaps, seed)
 
 
-def walk(case: Case, when: When, gaps: Sequence[float], seed: int, *, fails: bool = True, whole: bool = False) -> Waste:
+def walk(
+    case: Case,
+    when: When,
+    gaps: Sequence[float],
+    seed: int,
+    *,
+    fails: bool = True,
+    whole: bool = False,
+    known: str = "",
+) -> Waste:
+    """``whole``: the history has each time between failures; ``known``: the family whose distribution is known."""
     costs = _costs(case.cost_s, seed)
     newest: list[float] = []
     past = Past()
@@ -142,6 +194,8 @@ def walk(case: Case, when: When, gaps: Sequence[float], seed: int, *, fails: boo
     for number, gap_s in enumerate(gaps):
         began_s, end_s = now_s, now_s + gap_s
         schedule = Schedule(when, now_s, past)
+        if known:
+            schedule = Oracle(case, now_s, surviving(known, case.between_s, number))
         saved_s, steps = now_s, 0
         while True:
             # From here, steps of equal length until one is asked for.
@@ -217,7 +271,7 @@ class Judged:
 def judge(case: Case, family: str, seed: int, failures: int, policies: Sequence[str] = tuple(POLICIES)) -> Judged:
     gaps = trace(family, case.between_s, seed, failures)
     return Judged(
-        {name: simulate(case, name, gaps, seed) for name in policies},
+        {name: simulate(case, name, gaps, seed, family=family) for name in policies},
         {every_s: fixed(case, every_s, gaps, seed) for every_s in grid(case)},
     )
 

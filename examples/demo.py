@@ -44,7 +44,8 @@ def main(store: str = "") -> None:
         come_back(work_until_killed())
         look_around()
         book_once(Path(scratch, "airline.db"))
-        title("7. Every byte can be proven")
+        files_go_back_too(Path(scratch, "project"))
+        title("8. Every byte can be proven")
         command("verify")
     what_next(store)
 
@@ -85,6 +86,10 @@ def look_around() -> None:
     command("log", "trip-7")
     aside("A palace suite? What did that last step do?")
     command("diff", "trip-7@dinner planned", "trip-7")
+    aside("Since when is the money gone, and who did that?")
+    command("bisect", "trip-7", "--when", "money < 0")
+    command("blame", "trip-7", "money")
+    command("explain", "trip-7", "--invariant", "money >= 0")
     title("4. Back to before the mistake; nothing is deleted")
     command("rollback", "trip-7", "--to", "dinner planned", "--yes")
     title("5. And another idea, on a branch of its own")
@@ -120,6 +125,25 @@ def book_once(database: Path) -> None:
     if [str(one["number"]) for one in booked] != [number]:
         sys.exit("The flight was not booked once. This must not happen: please report it.")
     say(f"The airline has {told(booked)}: ", "booked once, and the agent knows its number.")
+
+
+def files_go_back_too(project: Path) -> None:
+    title("7. An agent that edits files: they go back together with its state")
+    project.mkdir()
+    (project / "app.py").write_text("print('hello')\n")
+    with holdfast.open() as store, store.agent("coder", workspace=project) as agent:
+        agent.state["plan"] = ["say hello"]
+        agent.checkpoint("it works")
+        aside("… the agent improves app.py with a shell command, and nobody tells Holdfast …")
+        subprocess.run("sed -i s/print/prnt/ app.py && echo notes > notes.txt", shell=True, cwd=project, check=True)
+        agent.state["plan"].append("improve it")
+        agent.checkpoint("improved")
+    command("diff", "coder@it works", "coder")
+    command("rollback", "coder", "--to", "it works", "--yes")
+    done = subprocess.run([sys.executable, "app.py"], cwd=project, capture_output=True, text=True, check=False)
+    if (done.stdout, (project / "notes.txt").exists()) != ("hello\n", False):
+        sys.exit("The files did not come back. This must not happen: please report it.")
+    say("app.py says hello again: ", "its files and its plan are of one moment.")
 
 
 def what_next(store: str) -> None:

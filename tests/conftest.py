@@ -163,11 +163,41 @@ def postgres_server() -> Iterator[postgres.Server]:
         pytest.skip(str(reason))
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server that flushes, as stores want it."""
+    try:
+        with postgres.server(fsync="on") as running:
+            yield running
+    except postgres.NoServer as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture
 def postgres_url(postgres_server: postgres.Server) -> Iterator[str]:
     """A new, empty PostgreSQL database, as ``postgresql://…`` for libpq; dropped after the test."""
     with postgres_server.database(f"test_{os.urandom(6).hex()}") as url:
         yield url
+
+
+CRIU = Path(__file__).resolve().parent.parent / ".venv" / "criu" / "usr" / "sbin" / "criu"
+"""Where .ci/setup unpacks it."""
+
+
+@pytest.fixture
+def criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Processes can be frozen: by root, with the CRIU that was fetched for tests. The machine's key is a test's own."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if not CRIU.exists():
+        pytest.skip("needs CRIU, which .ci/setup could not fetch")
+    monkeypatch.setenv("HOLDFAST_CRIU", str(CRIU))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    from holdfast.process import probe
+
+    if not (found := probe()).usable:
+        pytest.skip(f"CRIU cannot be used here: {found.problem}")
+    return CRIU
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,13 @@ DATABASE = "agents"
 
 @pytest.fixture
 def surroundings(page, request):
-    """What the reader of a page has set. One that names the database needs a server; without one it is skipped."""
-    if f"postgresql:///{DATABASE}" not in page.read_text(encoding="utf-8"):
+    """What the reader of a page has set. One that needs a server, or CRIU, is skipped without one."""
+    text = page.read_text(encoding="utf-8")
+    if "$ holdfast freeze" in text:
+        criu = request.getfixturevalue("criu")
+        yield {"HOLDFAST_CRIU": str(criu), "XDG_STATE_HOME": str(request.getfixturevalue("tmp_path") / "state")}
+        return
+    if f"postgresql:///{DATABASE}" not in text:
         yield {}
         return
     server = request.getfixturevalue("postgres_server")

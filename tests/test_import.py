@@ -23,8 +23,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Packages that only some programs need, and parts of the standard library that are slow to load.
 OPTIONAL = {
-    "attr", "attrs", "cryptography", "cyclopts", "httpx", "httpx2", "hypothesis", "langgraph", "matplotlib", "numpy",
-    "obstore", "opentelemetry", "psycopg", "pydantic", "rich",
+    "attr", "attrs", "cryptography", "cyclopts", "httpx", "httpx2", "hypothesis", "jinja2", "langgraph", "matplotlib",
+    "numpy", "obstore", "opentelemetry", "psycopg", "pydantic", "rich", "starlette", "uvicorn",
 }  # fmt: skip
 HEAVY = {
     "asyncio", "bz2", "concurrent", "difflib", "doctest", "email", "hashlib", "hmac", "html", "http",
@@ -38,7 +38,7 @@ SELDOM = {
     "holdfast.agent.recovery",
     "holdfast.agent.removal", "holdfast.agent.repair", "holdfast.agent.retention", "holdfast.agent.tiering",
     "holdfast.agent.transfer", "holdfast.agent.verify", "holdfast.cli", "holdfast.crash",
-    "holdfast.store.connection", "holdfast.store.postgres",
+    "holdfast.store.connection", "holdfast.store.postgres", "holdfast.web",
 }  # fmt: skip
 
 

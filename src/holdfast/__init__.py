@@ -49,20 +49,33 @@ if TYPE_CHECKING:
     from holdfast.codec.classes import Record
     from holdfast.codec.document import MISSING, Document, plain
     from holdfast.codec.types import register
+    from holdfast.process.changes import FileChange, FileInfo
+    from holdfast.process.cooperation import freezable
+    from holdfast.process.explore import Explored, Tried, explore
+    from holdfast.process.images import Frozen
+    from holdfast.process.migration import Migrated, SelfFrozen, freeze_self
+    from holdfast.process.point import ForkPoint, fork_point
+    from holdfast.process.thaw import Thawed
+    from holdfast.process.workspace import WorkspaceInfo
+    from holdfast.process.writer import Saving
     from holdfast.run.durables import durable
     from holdfast.run.effects import Absent, Effect, Found, Unknown
     from holdfast.run.forking import ForkPlan
-    from holdfast.run.handle import Agent
     from holdfast.run.listing import RunInfo, SignalInfo
     from holdfast.run.queues import QueueInfo, queue
     from holdfast.run.resilience import Breaker
     from holdfast.run.rollback import RollbackPlan
     from holdfast.run.schedule import ScheduleInfo
     from holdfast.run.scope import current, effect
-    from holdfast.run.store import Store
-    from holdfast.run.store import open_store as open
     from holdfast.run.streams import Streamed
     from holdfast.run.tools import tool
+    from holdfast.travel.bisect import Bisection
+    from holdfast.travel.blame import Blame
+    from holdfast.travel.compare import Comparison
+    from holdfast.travel.handle import Agent, Store
+    from holdfast.travel.handle import open_store as open
+    from holdfast.travel.invariants import Invariant, Violation
+    from holdfast.travel.watch import Hit, Watchpoint
 
     __version__: str
 
@@ -72,10 +85,13 @@ __all__ = [
     "Agent",
     "AgentBusy",
     "AgentInfo",
+    "Bisection",
+    "Blame",
     "Breaker",
     "Cancelled",
     "Change",
     "Checkpoint",
+    "Comparison",
     "Costs",
     "Damaged",
     "DetachedChange",
@@ -83,13 +99,21 @@ __all__ = [
     "Diverged",
     "Document",
     "Effect",
+    "Explored",
     "FailedBeforeEffect",
     "Fenced",
+    "FileChange",
+    "FileInfo",
     "ForkPlan",
+    "ForkPoint",
     "Found",
+    "Frozen",
+    "Hit",
     "HoldfastError",
     "InDoubt",
+    "Invariant",
     "MaybeRepeated",
+    "Migrated",
     "NoAgent",
     "Page",
     "Policy",
@@ -102,25 +126,36 @@ __all__ = [
     "RollbackPlan",
     "RunInfo",
     "RunUnfinished",
+    "Saving",
     "ScheduleInfo",
+    "SelfFrozen",
     "SignalInfo",
     "Stale",
     "Store",
     "Streamed",
+    "Thawed",
     "ToolFailed",
     "TransferReport",
+    "Tried",
     "Unencodable",
     "Unknown",
     "UnknownRevision",
     "UnknownType",
     "VerifyReport",
+    "Violation",
     "Waiting",
+    "Watchpoint",
     "When",
+    "WorkspaceInfo",
     "crash",
     "current",
     "durable",
     "effect",
     "errors",
+    "explore",
+    "fork_point",
+    "freezable",
+    "freeze_self",
     "import_bundle",
     "keys",
     "open",
@@ -132,19 +167,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MISSING": "holdfast.codec.document",
     "Absent": "holdfast.run.effects",
-    "Agent": "holdfast.run.handle",
+    "Agent": "holdfast.travel.handle",
     "AgentInfo": "holdfast.agent.fleet",
+    "Bisection": "holdfast.travel.bisect",
+    "Blame": "holdfast.travel.blame",
     "Breaker": "holdfast.run.resilience",
     "Change": "holdfast.agent.changes",
     "Checkpoint": "holdfast.agent.checkpoint",
+    "Comparison": "holdfast.travel.compare",
     "Costs": "holdfast.agent.cost",
     "Diff": "holdfast.agent.changes",
     "Document": "holdfast.codec.document",
     "Effect": "holdfast.run.effects",
+    "Explored": "holdfast.process.explore",
+    "FileChange": "holdfast.process.changes",
+    "FileInfo": "holdfast.process.changes",
     "ForkPlan": "holdfast.run.forking",
+    "ForkPoint": "holdfast.process.point",
     "Found": "holdfast.run.effects",
+    "Frozen": "holdfast.process.images",
+    "Hit": "holdfast.travel.watch",
+    "Invariant": "holdfast.travel.invariants",
+    "MISSING": "holdfast.codec.document",
+    "Migrated": "holdfast.process.migration",
     "Page": "holdfast.agent.fleet",
     "Policy": "holdfast.agent.policy",
     "Problem": "holdfast.agent.verify",
@@ -155,21 +201,32 @@ _HOMES = {
     "RetentionReport": "holdfast.agent.retention",
     "RollbackPlan": "holdfast.run.rollback",
     "RunInfo": "holdfast.run.listing",
+    "Saving": "holdfast.process.writer",
     "ScheduleInfo": "holdfast.run.schedule",
+    "SelfFrozen": "holdfast.process.migration",
     "SignalInfo": "holdfast.run.listing",
-    "Store": "holdfast.run.store",
+    "Store": "holdfast.travel.handle",
     "Streamed": "holdfast.run.streams",
+    "Thawed": "holdfast.process.thaw",
     "TransferReport": "holdfast.agent.transfer",
+    "Tried": "holdfast.process.explore",
     "Unknown": "holdfast.run.effects",
     "VerifyReport": "holdfast.agent.verify",
+    "Violation": "holdfast.travel.invariants",
+    "Watchpoint": "holdfast.travel.watch",
     "When": "holdfast.agent.when",
+    "WorkspaceInfo": "holdfast.process.workspace",
     "crash": "holdfast.crash:",
     "current": "holdfast.run.scope",
     "durable": "holdfast.run.durables",
     "effect": "holdfast.run.scope",
+    "explore": "holdfast.process.explore",
+    "fork_point": "holdfast.process.point",
+    "freezable": "holdfast.process.cooperation",
+    "freeze_self": "holdfast.process.migration",
     "import_bundle": "holdfast.agent.bundle",
     "keys": "holdfast.agent.keys:",
-    "open": "holdfast.run.store:open_store",
+    "open": "holdfast.travel.handle:open_store",
     "plain": "holdfast.codec.document",
     "queue": "holdfast.run.queues",
     "register": "holdfast.codec.types",

@@ -11,8 +11,11 @@ The second level groups errors by what a handler would do:
           Forgotten         a checkpoint that was there and has been forgotten since
         BadName           an empty, too long or already used name
         BadOption         an argument outside its documented values
+          BadExpression     an expression that cannot be read, or not evaluated (text, at)
           QueueDiffers      a program declares a queue with other numbers than the store has (queue)
         AtomicOpen        a checkpoint in the middle of `with agent.atomic():`
+          ForkPointOpen     a checkpoint, or a tool that does not only read, inside `with fork_point():`
+        ForkRefused       the process cannot be copied now (reason)
         ReadOnly          a change through a handle or a past state that only reads
           StoreCopied       a copy of a store whose packs lie elsewhere, not yet allowed to take its place (lost)
         Stale             a node that rollback, undo or redo removed from the state
@@ -30,13 +33,20 @@ The second level groups errors by what a handler would do:
         InDoubt           nobody can know whether an effect happened (effects)
         MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
         Diverged          the program does not do what it did when it was recorded (path, expected, actual)
+        Blocked           a program that is executed again tried to do something outside; it was not done
         RunUnfinished     a run of this agent has not ended, and nothing else is done on its branch (run)
         RunEnded          a run has ended: it is not begun anew by itself, and takes no signal (run, status)
         RollbackBlocked   effects stand in the way of a rollback, or could not be undone (blocked, remaining)
+        WorkspaceBlocked  files of a workspace cannot be put back, because something is in the way (paths)
         RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
         Waiting           the run sleeps or waits for a signal, and was not to block (run, until, signal)
         BreakerOpen       the tool failed too often lately; it was not called (tool, breaker, until)
+        NotQuiet          something was not quiet in time for a checkpoint, and nothing was saved
+        CandidateFailed   a candidate of `explore` came to no value (candidate, reason)
         GateFailed        the state did not pass a check, and was not saved (gate, plan)
+        InvariantViolated  the state breaks an invariant that refuses it, and was not saved (invariant, plan)
+        WatchTriggered    a watchpoint was met that raises (path, old, new)
+        BisectFailed      a bisection was stopped, or its ends are not what they were said to be (skipped)
       Contention        try later, or decide who may write
         AgentBusy         another process holds this branch (holder)
         StoreBusy         other writers kept the store for too long
@@ -54,6 +64,8 @@ The second level groups errors by what a handler would do:
         SourceUnreadable  what is to be imported is not there, or not what it should be
         NotABundle        the file is not a bundle of agents
         NotADump          the file is not a dump
+        NotAnImage        the checkpoint has no image of a process that this program can read
+        UntrustedImage    an image that this machine did not make; to thaw it is to run it
       Damaged           stored bytes are wrong (what, affected, newest_valid)
         StoreWentBack     the whole store is older than this user has seen it (lost)
         CorruptValue      bytes that are not a value of the format
@@ -65,9 +77,13 @@ The second level groups errors by what a handler would do:
         StorePoisoned     a flush failed; reopen to go on from the last durable point
         StoreClosed       the handle was closed
         ForkedHandle      a handle from before fork, used in the child
+        ForkLost          a copy of this process is gone before it was done
         StoreFailed       any other failure of the disk or of SQLite
         ColdPlaceMissing  old packs lie in a place that cannot be reached (place)
         DumpFailed        a dump could not be written
+        NotFrozen         a process could not be saved whole; it goes on as before (pid)
+        NotThawed         a saved process could not be brought back; files are as they were
+        NotProbed         a process could not be probed; it goes on as before (pid)
 
 Beside the tree stands ``Cancelled``, which is no ``Exception``: a handler for what may go wrong is not meant.
 """
@@ -175,6 +191,17 @@ class BadOption(InputError, ValueError):
     kind = "bad-option"
 
 
+class BadExpression(BadOption):
+    """An expression that cannot be read, or not evaluated on this state. ``at`` is the place in ``text``, from 0."""
+
+    kind = "bad-expression"
+
+    def __init__(self, message: str, *, text: str = "", at: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.text = text
+        self.at = at
+
+
 class QueueDiffers(BadOption):
     """A program declares a queue with other numbers than the store has. ``queue`` is its name."""
 
@@ -189,6 +216,22 @@ class AtomicOpen(InputError):
     """A checkpoint was asked for while ``with agent.atomic():`` is open, here or in another task or thread."""
 
     kind = "atomic-open"
+
+
+class ForkPointOpen(AtomicOpen):
+    """A checkpoint or a tool was asked for in a memory that may not be the one that goes on; nothing was done."""
+
+    kind = "fork-point-open"
+
+
+class ForkRefused(InputError):
+    """The process cannot be copied: ``reason`` says why. Nothing was done."""
+
+    kind = "fork-refused"
+
+    def __init__(self, message: str, *, reason: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
 
 
 class ReadOnly(InputError):
@@ -335,6 +378,12 @@ class Diverged(Outcome):
         self.actual = actual
 
 
+class Blocked(Outcome):
+    """A program that is executed again tried to do something outside; it was not done."""
+
+    kind = "blocked"
+
+
 class RunUnfinished(Outcome):
     """The branch belongs to a run that has not ended, ``run``: nothing else was begun, done or saved there."""
 
@@ -398,6 +447,70 @@ class GateFailed(Outcome):
         self.plan = plan
 
 
+class InvariantViolated(Outcome):
+    """The state breaks ``invariant``, which refuses it; nothing was saved, and the live state stays.
+
+    ``plan`` is what going back would do, where the invariant asks for that and it was not done: something outside would
+    have to be undone, or it was done too often in a row.
+    """
+
+    kind = "invariant-violated"
+
+    def __init__(self, message: str, *, invariant: object = None, plan: object = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.invariant = invariant
+        self.plan = plan
+
+
+class WatchTriggered(Outcome):
+    """A watchpoint was met that raises: what stands at ``path`` has become ``new``, and was ``old``."""
+
+    kind = "watch-triggered"
+
+    def __init__(self, message: str, *, path: str = "", old: object = None, new: object = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+        self.old = old
+        self.new = new
+
+
+class BisectFailed(Outcome):
+    """A bisection ended without an answer: its check asked for that, or too little could be checked.
+
+    ``skipped`` are pairs of a checkpoint and why its verdict is not known.
+    """
+
+    kind = "bisect-failed"
+
+    def __init__(self, message: str, *, skipped: tuple[object, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.skipped = skipped
+
+
+class NotQuiet(Outcome):
+    """What was asked to be quiet for a checkpoint was not, or not in time; nothing was saved."""
+
+    kind = "not-quiet"
+
+
+class CandidateFailed(Outcome):
+    """A candidate of ``explore`` came to no value.
+
+    ``reason`` is raised, time, memory, died or value; ``candidate`` its place in the list; ``error_type`` the class of
+    what it raised.
+    """
+
+    kind = "candidate-failed"
+
+    def __init__(
+        self, message: str, *, candidate: int = 0, reason: str = "", error_type: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.candidate = candidate
+        self.reason = reason
+        self.error_type = error_type
+
+
 class RollbackBlocked(Outcome):
     """A rollback cannot be done, or not to its end. Nothing was skipped, and the state has not moved.
 
@@ -412,6 +525,16 @@ class RollbackBlocked(Outcome):
         super().__init__(message, hint=hint)
         self.blocked = blocked
         self.remaining = remaining
+
+
+class WorkspaceBlocked(Outcome):
+    """Files of a workspace cannot be put back: ``paths`` says which, the message why, and what was done."""
+
+    kind = "workspace-blocked"
+
+    def __init__(self, message: str, *, paths: tuple[bytes, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.paths = paths
 
 
 class RunRolledBack(Outcome):
@@ -577,6 +700,18 @@ class NotADump(Incompatible):
     kind = "not-a-dump"
 
 
+class NotAnImage(Incompatible):
+    """The checkpoint holds no image of a process, or one that this program cannot read."""
+
+    kind = "not-an-image"
+
+
+class UntrustedImage(Incompatible):
+    """An image that was not made here, or has changed since. A thaw runs what the image says."""
+
+    kind = "untrusted-image"
+
+
 class Damaged(HoldfastError):
     """Stored bytes are not what was written.
 
@@ -664,6 +799,12 @@ class ForkedHandle(Unavailable):
     kind = "forked-handle"
 
 
+class ForkLost(Unavailable):
+    """A copy of this process, made by a fork, is gone before it was done: it was killed, or memory was short."""
+
+    kind = "fork-lost"
+
+
 class StoreFailed(Unavailable):
     """Any other failure of the disk or of the database."""
 
@@ -684,6 +825,32 @@ class DumpFailed(Unavailable):
     """A dump could not be written. The program is not touched by that."""
 
     kind = "dump-failed"
+
+
+class NotFrozen(Unavailable):
+    """A process could not be saved whole. It goes on as if nothing had been; ``pid`` is its number."""
+
+    kind = "not-frozen"
+
+    def __init__(self, message: str, *, pid: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.pid = pid
+
+
+class NotProbed(Unavailable):
+    """A process could not be probed, or has ended meanwhile. It goes on as before; ``pid`` is its number."""
+
+    kind = "not-probed"
+
+    def __init__(self, message: str, *, pid: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.pid = pid
+
+
+class NotThawed(Unavailable):
+    """A saved process could not be brought back. Its files are as they were before."""
+
+    kind = "not-thawed"
 
 
 class DetachedChange(UserWarning):

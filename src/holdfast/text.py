@@ -1,4 +1,4 @@
-"""Words that people read, for every room that shows some: untrusted text made harmless, sizes.
+"""Words that people read, for every room that shows some: untrusted text made harmless, sizes, numbers, spans of time.
 
 Owns what may reach a terminal. Knows nothing of any room. Always holds: what ``clean`` returns has no control
 character, so nothing that an agent saved or a dump holds can move the cursor, change colours, ring, or turn a line
@@ -13,6 +13,9 @@ import unicodedata
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Joins emoji and letters of several scripts; harmless, and text looks wrong without it.
 _ZERO_WIDTH_JOINER = "\u200d"
+_MINUTE_S = 60
+_HOUR_S = 60 * _MINUTE_S
+_DAY_S = 24 * _HOUR_S
 
 
 def clean(text: str) -> str:
@@ -36,3 +39,28 @@ def size(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most ``limit`` characters; a cut is marked."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """``1 checkpoint``, ``2 checkpoints``, ``1,204 checkpoints``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def age(seconds: float) -> str:
+    """``5 min``: a span of time in the largest unit that fits."""
+    for limit, unit, word in (
+        (_MINUTE_S, 1, "s"),
+        (_HOUR_S, _MINUTE_S, "min"),
+        (_DAY_S, _HOUR_S, "h"),
+        (60 * _DAY_S, _DAY_S, "days"),
+        (730 * _DAY_S, 30 * _DAY_S, "months"),
+    ):
+        if seconds < limit:
+            found = int(seconds // unit)
+            return f"{found} {word.removesuffix('s') if found == 1 and len(word) > 1 else word}"
+    return f"{int(seconds // (365 * _DAY_S))} years"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from tests import postgres
 from tests.agent.damage import memory
 
 
@@ -20,13 +19,3 @@ def store_path():
 def store(store_path):
     with holdfast.open(store_path) as opened:
         yield opened
-
-
-@pytest.fixture(scope="session")
-def server():
-    """A PostgreSQL server that flushes, as stores want it."""
-    try:
-        with postgres.server(fsync="on") as running:
-            yield running
-    except postgres.NoServer as reason:
-        pytest.skip(str(reason))

@@ -252,6 +252,9 @@ def sound(store: holdfast.Store) -> None:
     report = store.verify()
     assert report.ok, str(report)
     assert not store._db.view.tags(0), "nothing is held any more"
+    for agent in store._db.view.agents():
+        graph = Graph(store._db.view, agent)
+        assert graph.counted() == (len(graph.numbers), len(graph.tips()))
 
 
 def swept(store: holdfast.Store) -> None:

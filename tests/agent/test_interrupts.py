@@ -154,6 +154,45 @@ def test_interrupts_lose_and_double_nothing(monkeypatch, what, durability):
             assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside another branch's"])
+def test_interrupts_where_records_that_wait_are_taken_along(others):
+    """They were accepted: each is there, once, in its place, whatever becomes of the checkpoint."""
+    choose = random.Random(str(others))
+    with memory() as folder:
+        with Store.opened(folder / "store") as store, limits({"GATHER_S": 5.0}):
+            beside = begun(store, "beside")
+
+            def waiting(name):
+                agent = begun(store, name)
+                agent._writer.append(RECORDS, flush=False)
+                agent._writer.append([NewRecord(0, b"", b"three")], flush=False)
+                if others:
+                    beside._writer.append(RECORDS, flush=False)
+                return agent
+
+            whole = waiting("whole")
+            points, _ = interrupted(lambda: whole.checkpoint("mid"), 0)
+            every = range(1, points + 1) if SOAK else sorted(choose.sample(range(1, points + 1), min(points, 80)))
+            for first in every:
+                agent = waiting(f"{first}")
+                error = choose.choice((Alarm, KeyboardInterrupt))
+                interrupted(lambda agent=agent: agent.checkpoint("mid"), first, error)
+                if first % 3 == 0:
+                    interrupted(agent.flush, choose.randrange(1, points))
+                agent._writer.append([NewRecord(0, b"", b"four")], flush=False)
+                agent.state["log"].append("more")
+                elsewhere(lambda agent=agent: agent.checkpoint("after"))
+            elsewhere(store.close)
+        with Store.opened(folder / "store") as store:
+            for first in every:
+                agent = store.agent(f"{first}", readonly=True)
+                assert list(agent.state["log"])[-2:] == ["unsaved", "more"]
+                found = [record.body for record in branch.read_line(store._db.view, agent._branch.b)]
+                assert found == [b"one", b"two", b"three", b"four"]
+            report = store.verify()
+            assert report.ok, str(report)
+
+
 @pytest.mark.parametrize("durability", ["commit", "batched"])
 def test_an_interrupt_while_closing(rounds, durability):
     """Closing again ends it; then the branch is free for others."""

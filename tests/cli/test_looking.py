@@ -286,12 +286,6 @@ def test_diff_is_coloured_on_a_terminal_only(terminal, program):
     assert "\x1b" not in program("diff", "trip-7@asked", "trip-7").out
 
 
-def test_diff_of_two_agents_is_refused(cli):
-    ended = cli("diff", "trip-7", "user@example.com")
-    assert ended.code == 2
-    assert "different agents" in ended.err
-
-
 def test_everything_is_shown_in_ascii_where_there_is_nothing_else(program):
     env = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     for words in (("log", "trip-7", "--all"), ("show", "trip-7"), ("agents",)):

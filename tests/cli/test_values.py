@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Record
-from holdfast.cli.values import FULL, Limits, Tree, as_json, follow, parse_path, text_of
+from holdfast.cli.values import FULL, Limits, Tree
 from holdfast.codec import wire
 from holdfast.errors import BadOption, format_path
+from holdfast.schemas import as_json, text_of
+from holdfast.travel import follow, parse_path
 
 
 def record(name, fields):

@@ -33,6 +33,7 @@ from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation, encode_operations
 from holdfast.codec.types import REGISTRY as TYPES_KNOWN
 from holdfast.codec.values import encode
+from holdfast.process.trees import Content, Entry, encode_entry, encode_path
 from holdfast.run import records as rec
 from holdfast.run.arguments import stow
 from holdfast.run.line import Line, entries
@@ -337,6 +338,13 @@ def vectors() -> dict:
         chains.append(link(chains[-1], body_digest(body)))
     return {
         "manifests": [one.hex() for one in raw],
+        "manifest with files": manifests[1]
+        ._replace(layers=[*manifests[1].layers, ("workspace", [("files", b"f" * 32), ("marked", b"m" * 32)])])
+        .encode()
+        .hex(),
+        "file": (
+            encode_path(b"src/\xff.py") + encode_entry(Entry(0o100644, Content(b"d" * 32, 5, (b"c" * 32,))))
+        ).hex(),
         "manifest with cost": manifests[1]._replace(cost=Cost("adaptive", 2700, 840, 1200, 1)).encode().hex(),
         "ids": [identity(one).hex() for one in raw],
         "mark": mark_of(identity(raw[0])),

@@ -104,6 +104,7 @@ class Values:
             24: lambda: Numpy(v[0], tuple(v[1]), v[2]), 25: lambda: Numpy(v[0], None, v[1]),
             26: lambda: deque(v[1:], v[0]), 27: lambda: OrderedDict(pairs(v)), 28: lambda: Counter(dict(pairs(v))),
             29: lambda: dict(pairs(v[1:])), 40: lambda: self.store.container(v), 41: lambda: self.store.bulk(*v),
+            42: lambda: self.store.joined(*v),
         }[code]()  # fmt: skip
 
     def keyed(self, code: int, data: bytes) -> list[Any]:
@@ -201,10 +202,13 @@ class Store:
         made = {b"l": list, b"s": set, b"v": lambda one: one[0], b"d": lambda flat: dict(pairs(flat))}[kind]
         return made(self.items(found, kind))
 
-    def bulk(self, name: bytes, length: int, chunks: list[bytes]) -> Any:
+    def joined(self, name: bytes, length: int, chunks: list[bytes]) -> bytes:
         data = b"".join(self.chunk(**self.chunks[one]) for one in chunks)
-        expect(len(data) == length and digest("holdfast.value", data) == name, "bulk value")
-        return self.values.decode(data)
+        expect(len(data) == length and digest("holdfast.value", data) == name, "bulk value, or content of a file")
+        return data
+
+    def bulk(self, *about: Any) -> Any:
+        return self.values.decode(self.joined(*about))
 
     def chunk(self, digest: bytes, p: int, start: int, length: int, stored: int) -> bytes:
         name = self.packs[p]["uuid"]
@@ -337,7 +341,9 @@ def checkpoints(store: Store, ends: dict[int, End]) -> dict[int, Row]:
         expect(not row["parent"] and row["sealed"] if alone else follows, f"parent of {n}")
         mark = int.from_bytes(said["id"][:8], signed=True)
         expect((mark, said["effects"]) == (row["mark"], [*ends[row["line"]][1:3]]), f"row of {n}")
-        sections = dict(said["layers"])["state"]
+        (_, sections), *others = said["layers"]
+        for layer, some in others:
+            sections = [*sections, *(x for name, root in pairs(some) for x in (f"\0{layer}\0{name}", root))]
         stored = {name: store.container(root) for name, root in pairs(sections)} if row["sealed"] else None
         state = stored if alone else copy.deepcopy(parent["state"])
         for _, code, where, *args in () if alone else operations:
@@ -346,7 +352,8 @@ def checkpoints(store: Store, ends: dict[int, End]) -> dict[int, Row]:
             elif code == 3:
                 args[0] = [[decode(piece[0])] if len(piece) == 1 else piece for piece in args[0]]
             apply(state, code, where, args)
-        expect(list(state) == sections[::2] and shown(stored or state) == shown(state), f"state of {n}")
+        expect(sorted(state, key=lambda name: name * (name[:1] == "\0")) == sections[::2], f"sections of {n}")
+        expect(shown(stored or state) == shown(state), f"state of {n}")
         found[n] = row | said | {"state": state, "metadata": store.container(said["metadata"])}
         found[n]["lineage"] = {said["id"], *found[over.get(n, row["parent"])]["lineage"]}
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from zlib import crc32
 
 import pytest
@@ -144,6 +145,12 @@ def test_vectors_follow_from_the_format_page():
         assert said["parent"].hex() == (FORMAT["ids"][at - 1] if at else "")
     told = reader.manifest_of(reader.Values(None).decode(bytes.fromhex(FORMAT["manifest with cost"])))
     assert told["cost"] == ["adaptive", 2700, 840, 1200, 1]
+    told = reader.manifest_of(reader.Values(None).decode(bytes.fromhex(FORMAT["manifest with files"])))
+    assert told["layers"][1] == ["workspace", ["files", b"f" * 32, "marked", b"m" * 32]]
+    given = []
+    values = reader.Values(SimpleNamespace(joined=lambda *about: given.append(about) or b"bytes"))
+    file = values.decode(b"\xdd\0\0\0\2" + bytes.fromhex(FORMAT["file"]))
+    assert (file, given) == ([b"src/\xff.py", (0o100644, b"bytes")], [(b"d" * 32, 5, [b"c" * 32])])
     payload = len(manifests[0]).to_bytes(4) + manifests[0] + operations[0]
     assert bytes.fromhex(FORMAT["payload"]) == b"\0" + payload
     chain = b""

@@ -126,6 +126,27 @@ def test_reads_what_is_still_in_the_log_and_chunks_that_do_not_compress(store_pa
     assert {row["length"] == row["stored"] for row in reader.Store(store_path, None).rows["chunk"]} == {True}
 
 
+def test_reads_the_files_of_a_workspace(store_path, tmp_path):
+    repo, kept = tmp_path / "repo", {}
+    (repo / "sub").mkdir(parents=True)
+    (repo / "link").symlink_to("sub")
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a", workspace=repo)
+        for number in range(3):
+            (repo / "sub" / "short").write_bytes(b"%d" % number)
+            (repo / f"long {number}").write_bytes(os.urandom(100_000))
+            agent.state[f"n{number}"] = number
+            made = agent.checkpoint(str(number))
+            kept[made.id] = {path.name: path.read_bytes() for path in repo.rglob("*") if path.is_file()}
+        found = reader.read(store_path)["checkpoints"]
+    for id, contents in kept.items():
+        files = found[id]["state"]["\0workspace\0files"]
+        assert {
+            path.rpartition(b"/")[2].decode(): one for path, (mode, one) in files.items() if mode >> 12 == 8
+        } == contents
+        assert (files[b"link"][1], files[b"sub"][1]) == (b"sub", None)
+
+
 def test_a_record_whose_body_is_gone_still_proves_the_line(stores, tmp_path):
     path = shutil.copytree(stores / "store", tmp_path / "store")
     with closing(sqlite3.connect(path / "store.db")) as db, db:
@@ -191,7 +212,7 @@ def test_the_page_describes_the_tables_as_they_are():
 
 
 def test_is_short_and_knows_nothing_of_holdfast():
-    for module, most in ((reader, 325), (keyed, 60), (opened, 75)):
+    for module, most in ((reader, 330), (keyed, 60), (opened, 75)):
         source = Path(module.__file__).read_text(encoding="utf-8")
         names = {
             alias.name if isinstance(node, ast.Import) else node.module

@@ -1,4 +1,4 @@
-"""A thread of 2,000 turns: what opening it, reading its newest state, listing it and going on with it have to read.
+"""A thread of 1,000 turns: what opening it, reading its newest state, listing it and going on with it have to read.
 
 Everything is counted, nothing is timed: statements, rows and bytes that leave the catalog.
 """
@@ -21,8 +21,8 @@ from tests.contrib.threads import checkpoint, config
 
 pytestmark = pytest.mark.slow
 
-TURNS = 2_000
-DELTAS = 1_000
+TURNS = 1_000
+DELTAS = 500
 MESSAGE_BYTES = 200
 REPLAYED, TAIL_BYTES = SEAL_CHECKPOINTS, SEAL_BYTES
 """The store's own bounds on what lies between a checkpoint and the sealed one below it."""

@@ -186,8 +186,8 @@ gate.release()
 
 def test_ten_thousand_threads_worth_of_frames(tmp_path, rounds):
     """Threads with 14 frames each; fewer threads with deeper stacks where time is short."""
-    count = rounds(2_500, 10_000)
-    deep = 10_000 * 14 // count - 4
+    count = rounds(1_000, 10_000)
+    deep = rounds(3_000, 10_000) * 14 // count - 4
     program = tmp_path / "program.py"
     program.write_text(MANY_THREADS)
     limits = Limits(deadline_s=5 if SOAK else 30)  # beside other tests, a machine may be slow

@@ -205,9 +205,10 @@ def benches(stores: dict[str, dict[str, Any]]) -> Iterator[dict[str, Bench]]:
 
 # -- bytes ----------------------------------------------------------------------------------------------
 
+PAGE = 512
 STORES: dict[str, dict[str, Any]] = {
-    "closed": {"page_size": 512},  # with such pages there is little unused room, so nearly every byte matters
-    "killed": {"page_size": 512, "killed": True},
+    "closed": {"page_size": PAGE},  # with such pages there is little unused room, so nearly every byte matters
+    "killed": {"page_size": PAGE, "killed": True},
     "usual pages": {"page_size": 4096},
 }
 SHM_BYTES = 64  # SQLite never reads an old shm file, so a few bytes of it are enough
@@ -215,7 +216,7 @@ PATTERNS = (0, 0x80, 0xFF, 0x01)
 """What a byte is changed by. 0: one bit, another for each place."""
 
 
-@campaign("bytes", "every byte flipped", "changes", ci=600, soak=250_000, by_part=True)
+@campaign("bytes", "every byte flipped", "changes", ci=300, soak=250_000, by_part=True)
 def flipped(task: Task) -> None:
     """Each byte of each file of a store with every kind of record, closed or left by kill -9 with its log."""
     with benches(STORES) as tables:
@@ -306,6 +307,8 @@ def resize(task: Task, bench: Bench, told: str, file: str, what: str, length: in
             (path / file).write_bytes(content + b"more" * 300 if what == "grown" else bytes(len(content)))
 
     may = may or what == "grown" or (what == "zeros" and not content) or length == len(content) > 0
+    # What is missing of a database's last page is read as zeros, and may have been just that.
+    may = may or (file == "store.db" and length > len(content) - PAGE and not any(content[length:]))
     bench.try_change(task, f"{told} to {length}", what, change, changed=file, harmless=may)
     bench.restore(file)
 

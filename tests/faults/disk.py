@@ -259,14 +259,14 @@ class Disk:
         with self.call(Call(what, relative, number)):
             real(fd)
 
-    def _os_rename(self, real: Any, old: Any, new: Any) -> None:
-        relative, target = self.inside(old), self.inside(new)
+    def _os_rename(self, real: Any, old: Any, new: Any, **fds: Any) -> None:
+        relative, target = self.inside(old, fds.get("src_dir_fd")), self.inside(new, fds.get("dst_dir_fd"))
         if relative is None or target is None:
-            real(old, new)
+            real(old, new, **fds)
             return
         directory, name = self._place(relative)
         with self.call(Call("rename", name, directory=directory, new_name=self._place(target)[1])):
-            real(old, new)
+            real(old, new, **fds)
 
     def _gone(self, what: str, real: Any, path: Any, dir_fd: int | None) -> None:
         relative = self.inside(path, dir_fd)

@@ -9,6 +9,7 @@ from tests.faults import (  # noqa: F401
     failing,
     hostile,
     kills,
+    layers,
     model,
     mutants,
     power,
@@ -18,8 +19,8 @@ from tests.faults import (  # noqa: F401
 from tests.faults.campaign import CAMPAIGNS as _KNOWN
 
 _ORDER = (
-    "crashes", "power", "kills", "kill-points", "kill-syscalls", "servers", "transactions", "effects", "graphs",
-    "failing", "flush", "full", "bytes", "sizes", "rows", "hostile", "model", "writers", "mutants",
+    "crashes", "power", "kills", "kill-points", "kill-syscalls", "layers", "servers", "transactions", "effects",
+    "graphs", "failing", "flush", "full", "bytes", "sizes", "rows", "hostile", "model", "writers", "mutants",
 )  # fmt: skip
 
 CAMPAIGNS = {name: _KNOWN[name] for name in _ORDER}

@@ -233,7 +233,7 @@ def same_handle(*, poisoned: bool) -> None:
                 store.close()
 
 
-@campaign("failing", "every call site failing", "faults", ci=40, soak=7_000, by_part=True)
+@campaign("failing", "every call site failing", "faults", ci=24, soak=7_000, by_part=True)
 def failing(task: Task) -> None:
     """EIO, ENOSPC, EINTR, EMFILE, EFBIG and short writes, once and for ever, at each call site of every life."""
     lines = sites.written()

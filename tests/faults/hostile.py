@@ -219,7 +219,7 @@ class Feeding:
         task.tried(f"{self.parser.name}, guided", int(runs[1]) if runs else 1)
 
 
-@campaign("hostile", "hostile files", "inputs", ci=10_000, soak=100_000_000)
+@campaign("hostile", "hostile files", "inputs", ci=4_000, soak=100_000_000)
 def hostile(task: Task) -> None:
     """Changes of real data for every parser, with atheris where it is installed, and rows that bear sums that fit."""
     share = task.count // len(PARSERS)

@@ -250,7 +250,10 @@ def _killed(place: Stage, act: Callable[[Ledger], None], ledger: Ledger, at: int
 
 # -- at every system call -------------------------------------------------------------------------------
 
-SYSCALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "openat", "mkdir", "close")
+SYSCALLS = (
+    "pwrite64", "fdatasync", "fsync", "ftruncate", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir",
+    "openat", "mkdir", "mkdirat", "symlinkat", "fchmod", "close",
+)  # fmt: skip
 
 
 def traced(place: Stage, life: Life, *options: object) -> list[str]:

@@ -152,6 +152,7 @@ def from_nothing(folder: Path, ledger: Ledger) -> None:
             crashes.work_on(store, random.Random(4))
     with holdfast.open(path, readonly=True) as store:
         store.verify()
+        store.last_verified()
         store.stats()
         ledger.check(store)
     with holdfast.open(path) as store:

@@ -40,7 +40,7 @@ def servers(task: Task) -> None:
     _on_a_server(task, _Lives)
 
 
-@campaign("transactions", "Transactions as tools: killed, cut, server crashed", "lives", ci=30, soak=2_000)
+@campaign("transactions", "Transactions as tools: killed, cut, server crashed", "lives", ci=15, soak=2_000)
 def transactions(task: Task) -> None:
     """A run that pays by tools whose transaction is that of their record; the payments are counted apart."""
     _on_a_server(task, _Payments)

@@ -39,6 +39,7 @@ EXEMPT = {
     ("store/objects.py", "names", "entry"): "the list of a directory says what is a file",
     ("run/handle.py", "_executing", "runs"): "what a run executes is no statement",
     ("run/worker.py", "_work", "self"): "as above",
+    ("run/programs.py", "existing", "file"): "a program that the command line names, not a store",
 }
 ELSEWHERE = frozenset(("postgres.py", "connection.py", "processes.py"))
 """Modules that ask a server, or the system about processes."""

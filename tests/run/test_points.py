@@ -154,7 +154,8 @@ def test_a_step_where_nothing_is_due_costs_next_to_nothing(store):
     for _ in range(100):
         agent.step()
     sys.setprofile(None)
-    assert seen - {""} <= {"run/points.py", "run/handle.py", "agent/points.py", "agent/schedule.py"}
+    ways = {"travel/handle.py", "run/points.py", "run/handle.py", "agent/points.py", "agent/schedule.py"}
+    assert seen - {""} <= ways
 
 
 def test_a_day_forward_and_back_on_the_clock_changes_labels_only(store_path, clock, monkeypatch):
@@ -216,6 +217,21 @@ def test_in_the_background_the_order_is_kept_and_a_flush_makes_all_durable(store
     costs = store.costs("trip-7")
     assert costs.stall is not None
     assert costs.durable is not None
+
+
+def test_in_the_background_a_state_that_is_again_what_it_was_is_saved(store):
+    """Compared with what is on its way, not with what is written."""
+    agent = store.agent("trip-7", when=When(every_steps=1, background=True))
+    agent.state["n"] = 0
+    agent.checkpoint()
+    for number in (1, 0, 1, 0) * 10:
+        agent.state["n"] = number
+        assert agent.dirty
+        assert agent.step() is not None
+        assert not agent.dirty
+    store.flush()
+    assert agent.head.state["n"] == 0
+    assert len(agent.log()) == 41
 
 
 @pytest.mark.parametrize("next_call", ["flush", "step", "checkpoint"])

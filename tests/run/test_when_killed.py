@@ -18,8 +18,12 @@ SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 LIVES = 100 if SOAK else 1
 """How often each kind of program is killed."""
 
-LOST = {"every step": 1, "every third step": 3, "phases": 1, "all at once": 1}
-"""Rounds that may have to be worked again in a plain loop: one interval. Other policies wait for time or bytes."""
+LOST = {
+    "every step": 1, "every third step": 3, "phases": 1, "all at once": 1,
+    "time": 3, "bytes": 3, "adaptive": 3, "background": 1,
+}  # fmt: skip
+"""Rounds that may have to be worked again in a plain loop: one interval. A round takes a second, and changes at least
+60 bytes; its write waits for all that is on its way in the background."""
 
 
 def lines(path):

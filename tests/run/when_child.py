@@ -14,6 +14,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast import Absent, Found, When
+from holdfast.agent import points
 from tests import lives
 from tests.lives import point
 
@@ -23,7 +24,9 @@ POLICIES = {
     "default": When(adaptive=True),
     "every step": When(every_steps=1),
     "every third step": When(every_steps=3),
+    "time": When(every_s=2.5),
     "bytes": When(changed_bytes=150),
+    "adaptive": When(adaptive=True, min_s=1, max_s=3),
     "phases": When(at_phase=True),
     "around writes": When(before="write", after="write"),
     "all at once": When(
@@ -31,6 +34,9 @@ POLICIES = {
     ),
     "background": When(every_steps=1, background=True),
 }  # fmt: skip
+NOTE = "x" * 60
+"""A round adds at least so much to what is to be saved, and takes a second by the clock of policies."""
+now_s = 1_000.0
 outside = Path()
 begun = Path()
 seed = ""
@@ -58,6 +64,8 @@ def book(number):
 
 def work(agent, number):
     """One round, another one for each seed. Both halves are there in any state that is saved, or none."""
+    global now_s  # noqa: PLW0603 - a clock
+    now_s += 1.0
     chance = random.Random(f"{seed}/{number}")
     with agent.phase(f"round {number}"):
         point()
@@ -74,6 +82,7 @@ def work(agent, number):
         point()
         if chance.random() < 0.3:
             agent.state["seen"] = look_around(number)
+        agent.state.setdefault("notes", []).append(NOTE)
         agent.state["rounds"] = number + 1
     if chance.random() < 0.3:
         agent.gate("round", lambda state: state["first"] == state["second"])
@@ -147,6 +156,7 @@ async def arun(agent):
 if __name__ == "__main__":
     place, there, policy, how, seed, fatal = sys.argv[1:]
     outside, begun = Path(there), Path(f"{there}.begun")
+    points.monotonic = lambda: now_s
     store = holdfast.open(place)
     agent = store.agent("trip-7", when=POLICIES[policy])
     if fatal != "0":

@@ -20,9 +20,8 @@ class Row:
     def __init__(self, folder):
         self.path = folder / "row.db"
         with self.connect() as made:
-            made.execute("CREATE TABLE IF NOT EXISTS row (generation)")
-            if self.read() is None:
-                made.execute("INSERT INTO row VALUES (0)")
+            made.execute("CREATE TABLE IF NOT EXISTS row (one PRIMARY KEY, generation)")
+            made.execute("INSERT OR IGNORE INTO row VALUES (1, 0)")  # others may come at the same time
 
     def connect(self):
         return sqlite3.connect(self.path, isolation_level=None, timeout=180)
@@ -37,8 +36,7 @@ class Row:
             connection.close()
 
     def read(self):
-        found = self.run("SELECT generation FROM row")[0]
-        return found and found[0]
+        return self.run("SELECT generation FROM row")[0][0]
 
     def rise(self, generation):
         return self.run("UPDATE row SET generation = ? WHERE generation = ?", generation + 1, generation)[1] == 1

@@ -12,7 +12,6 @@ import pytest
 
 import holdfast
 from holdfast.errors import StoreCopied
-from tests import postgres
 
 
 def photo(store, name, *, seed=0):
@@ -70,15 +69,6 @@ def test_a_copy_that_has_its_packs_with_it_is_a_store_of_its_own(tmp_path):
         store.remove("a")
     with holdfast.open(tmp_path / "first") as store:
         assert store.verify().ok
-
-
-@pytest.fixture(scope="module")
-def server():
-    try:
-        with postgres.server(fsync="on") as running:
-            yield running
-    except postgres.NoServer as reason:
-        pytest.skip(str(reason))
 
 
 def test_a_copy_of_a_database_is_noticed_too(server, tmp_path):

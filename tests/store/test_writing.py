@@ -14,8 +14,11 @@ import pytest
 
 import holdfast
 from holdfast.agent import background
+from holdfast.agent.branch import read_line
+from holdfast.agent.store import Store
 from holdfast.errors import StoreBusy
 from holdfast.store import writer
+from holdfast.store.changes import NewRecord
 from tests import warm
 from tests.limits import limits
 
@@ -80,6 +83,74 @@ def test_what_is_accepted_becomes_durable_without_a_flush_and_shares_one_with_ot
         )
         assert reader.communicate(timeout=180)[0] == "[True, True]\n"
         assert len(groups) < 100
+
+
+def test_a_checkpoint_takes_along_what_waits_of_its_branch_and_no_thread_is_waited_for(store_path, monkeypatch):
+    """In one transaction; what waits of other branches is left to the writer, and so is all that was begun."""
+    with Store.opened(store_path) as store, limits({"GATHER_S": 5.0}):
+        agent, other = store.agent("a"), store.agent("b")
+        for one in (agent, other):
+            one.checkpoint("0")
+        agent._writer.append([NewRecord(0, b"", b"0")], flush=True)  # from then on its number is known
+        commits = []
+        direct, transaction = store._db.engine.direct, store._db.engine.transaction
+        monkeypatch.setattr(store._db.engine, "direct", lambda *args: (commits.append("direct"), direct(*args))[1])
+        monkeypatch.setattr(
+            store._db.engine, "transaction", lambda *args: (commits.append("writer"), transaction(*args))[1]
+        )
+        for number in (1, 2):
+            agent._writer.append([NewRecord(0, b"", b"%d" % number)], flush=False)
+        agent.state["n"] = 1
+        agent.checkpoint("1")
+        assert commits == ["direct"]
+        assert agent._writer.append([NewRecord(0, b"", b"3")], flush=False) == 4
+        agent._writer.append([NewRecord(0, b"", b"4")], flush=True)
+        assert commits == ["direct", "direct"]
+        agent._writer.append([NewRecord(0, b"", b"5")], flush=False)
+        other._writer.append([NewRecord(0, b"", b"other")], flush=False)
+        agent.checkpoint("2")
+        assert commits == ["direct", "direct", "writer"]
+        store.flush()
+        found = [record.body for record in read_line(store._db.view, agent._branch.b)]
+        assert found == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert [one.label for one in agent.log()] == ["2", "1", "0"]
+        assert store.verify().ok
+
+
+def test_flushes_of_one_thread_wait_for_what_another_has_taken_along(store_path, rounds):
+    """Whatever was accepted before ``flush`` is durable when it returns, whoever writes it at that moment."""
+    with Store.opened(store_path) as store:
+        agents = [store.agent(f"{number}") for number in range(3)]
+        stop, failures = threading.Event(), []
+
+        def save(agent):
+            while not stop.is_set():
+                agent.state["n"] = agent.state.get("n", 0) + 1
+                agent.checkpoint()
+
+        def write(agent):
+            try:
+                for number in range(rounds(60, 2_000)):
+                    count = agent._writer.append([NewRecord(0, b"", b"%d" % number)], flush=False)
+                    store._db.flush()
+                    assert store._db.view.branch_at(agent._branch.b).records >= count
+            except BaseException as error:
+                failures.append(error)
+
+        savers = [threading.Thread(target=save, args=(agent,)) for agent in agents]
+        writers = [threading.Thread(target=write, args=(agent,)) for agent in agents]
+        for thread in (*savers, *writers):
+            thread.start()
+        for thread in writers:
+            thread.join()
+        stop.set()
+        for thread in savers:
+            thread.join()
+        assert not failures
+        for agent in agents:
+            found = [int(record.body) for record in read_line(store._db.view, agent._branch.b)]
+            assert found == list(range(rounds(60, 2_000)))
+        assert store.verify().ok
 
 
 def test_own_checkpoints_are_seen_at_once(agent):

@@ -30,6 +30,17 @@ def a_first_program() -> None:
         assert_type(agent.undo(), holdfast.Checkpoint)
 
 
+def looking_back(store: holdfast.Store, agent: holdfast.Agent) -> None:
+    found = agent.bisect(lambda state: state["budget"] >= 0, good="asked", repeats=3)
+    assert_type(found, holdfast.Bisection)
+    assert_type(found.checkpoint, holdfast.Checkpoint | None)
+    assert_type(agent.blame("messages[3]").old, Any)
+    assert_type(store.diff("trip-7@asked", agent.at()), holdfast.Comparison)
+    assert_type(agent.invariant("budget", range=(0, None), then="refuse"), holdfast.Invariant)
+    assert_type(agent.check(since="asked"), list[holdfast.Violation])
+    assert_type(agent.watch("budget", when="new < 0", then=lambda hit: hit.new), holdfast.Watchpoint)
+
+
 def another_place() -> None:
     with holdfast.open("somewhere") as store, holdfast.open("postgresql:///agents", objects="s3://bucket/p") as server:
         assert_type(store.backup(server), holdfast.TransferReport)
@@ -134,7 +145,7 @@ def handling(store: holdfast.Store) -> dict[str, Any]:
 
 def mistakes_are_found(store: holdfast.Store, agent: holdfast.Agent) -> None:
     store.agent(7)  # type: ignore[arg-type]
-    agent.checkpoint(lable="asked")  # type: ignore[call-arg]
+    agent.checkpoint(lable="asked")  # type: ignore[call-overload]
     holdfast.open(durability="sometimes")  # type: ignore[arg-type]
     book(seats="two", flight="TP1")  # type: ignore[arg-type]
     agent.resolve("a1b2", "perhaps")  # type: ignore[arg-type]

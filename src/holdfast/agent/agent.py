@@ -9,6 +9,7 @@ not be written is still in memory with all its changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from types import TracebackType
@@ -22,6 +23,7 @@ from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint, checkpoints_html
 from holdfast.agent.fleet import AgentInfo, info_of
 from holdfast.agent.graph import Graph
+from holdfast.agent.layers import MOMENTARY, Going, Looked
 from holdfast.agent.names import check_label, check_new
 from holdfast.agent.points import Pace
 from holdfast.agent.watchers import WATCHERS
@@ -30,7 +32,17 @@ from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document
 from holdfast.codec.state import State
 from holdfast.codec.values import encode
-from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
+from holdfast.errors import (
+    BadOption,
+    Damaged,
+    Fenced,
+    HoldfastError,
+    NothingToUndo,
+    ReadOnly,
+    StoreClosed,
+    UnknownRevision,
+)
+from holdfast.store.changes import Change as StoreChange
 from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
 from holdfast.store.processes import apart, off_loop
@@ -39,6 +51,13 @@ from holdfast.store.rows import Branch, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
+
+
+RETAKE_WAIT_S = 10.0
+"""How long a process that had let go of its stores waits for whoever writes its branch meanwhile."""
+
+RETURNS = 3
+"""How often files are put back again that somebody else changes at that moment."""
 
 
 class Rollback(Struct, frozen=True):
@@ -76,9 +95,7 @@ class Agent:
         self._writer = BranchWriter(store, branch, config=config, when=when) if lease is not None else None
         if self._writer is not None and lease is not None:
             self._writer.failed = int(lease.unclean)
-        self._pace = pace = Pace(self, when if lease is not None else None)
-        if self._writer is not None:
-            self._writer.at_rest = lambda: pace.whole
+        self._pace = Pace(self, when if lease is not None else None)
         self._load_head()
         for watcher in WATCHERS:
             watcher(self, True)
@@ -156,7 +173,12 @@ class Agent:
 
     @property
     def dirty(self) -> bool:
-        """Whether the state has changed since the last checkpoint."""
+        """Whether the state, or a file of the workspace, has changed since the last checkpoint."""
+        writer = self._writer
+        return self._dirty_state or (writer is not None and any(layer.changed() for layer in writer.layers))
+
+    @property
+    def _dirty_state(self) -> bool:
         writer = self._writer
         return writer is not None and (writer.waiting or self._document.changed_since(writer.under_way))
 
@@ -176,13 +198,15 @@ class Agent:
         """As checkpoint(). The event loop never waits for the disk.
 
         The content is fixed before the first await, unless something old is compared that has to be read again first:
-        then it is fixed when that has been read.
+        then it is fixed when that has been read. With a workspace, its files are read first, elsewhere; then the state.
         """
         from asyncio import shield
 
         writer = self._check_writer()
         await self._bring_told()
-        pending = writer.capture(self._document, check_label(label))
+        with writer.quiet():
+            looked = await self._look_later()
+            pending = writer.capture(self._document, check_label(label), looked=looked)
         await shield(off_loop(writer.finish, pending))
         return self._remember(pending)
 
@@ -192,9 +216,17 @@ class Agent:
         if missing:
             await off_loop(self._document.bring, missing)
 
-    def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
+    async def _look_later(self) -> Sequence[Looked]:
+        """What has changed in the layers beside the state. The loop does not wait for that."""
         writer = self._check_writer()
-        return self._remember(writer.checkpoint(self._document, check_label(label), kind=kind, target=target))
+        found: Sequence[Looked] = await off_loop(writer.look) if writer.layers else ()
+        return found
+
+    def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"", **options: Any) -> Checkpoint:
+        writer = self._check_writer()
+        return self._remember(
+            writer.checkpoint(self._document, check_label(label), kind=kind, target=target, **options)
+        )
 
     @property
     def when(self) -> When | None:
@@ -245,9 +277,16 @@ class Agent:
         if new is None:
             with self._document.lock:
                 self._document.digests()
-                return diff(old_state, self._document, old_name, "(live)")
-        after = self.at(new)
-        return diff(old_state, after.state, old_name, _describe(after))
+                found = diff(old_state, self._document, old_name, "(live)")
+        else:
+            after = self.at(new)
+            found = diff(old_state, after.state, old_name, _describe(after))
+        found.files = self._files_between(before, after if new is not None else None)
+        return found
+
+    def _files_between(self, old: Checkpoint | None, new: Checkpoint | None) -> Sequence[Any]:  # noqa: ARG002 - above
+        """The files that differ between two checkpoints; None: those that are there now. The rooms above know."""
+        return ()
 
     def changes(self, since: str | Checkpoint | None = None) -> Iterator[Change]:
         """The mutation log: every change after ``since`` (default: from the beginning), oldest first.
@@ -313,7 +352,9 @@ class Agent:
             ahead = ahead[:1]
         with self._document.lock:
             self._document.digests()
-            return Rollback(target, ahead, diff(self._document, target.state, "(live)", _describe(target)))
+            found = diff(self._document, target.state, "(live)", _describe(target))
+        found.files = self._files_between(None, target)
+        return Rollback(target, ahead, found)
 
     def rollback(self, revision: str | Checkpoint) -> Checkpoint:
         """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
@@ -323,28 +364,42 @@ class Agent:
         """Make the live state and the head those of a checkpoint. The records go to disk in the same transaction."""
         return self._apart(lambda: self._move_back(target, records))
 
-    def _move_back(self, target: Point, records: Sequence[NewRecord]) -> Checkpoint:
+    def _move_back(self, target: Point, records: Sequence[NewRecord], tries: int = RETURNS) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
             known = writer.failed > 0  # before what is saved here says so
             self._secure(f"before rollback to {_describe(self._seen(target))}")
             wanted, source = self._read(target)
             firm = writer.settle()
-            self._branch = self._db.change(
-                lambda change: change.move_to(firm, history.current(change, target), records), firm.b
-            )
+            going = self._going(wanted, target.id)
+
+            def move(change: StoreChange) -> Branch:
+                for one in going:
+                    one.intend(change, target.id, firm.id)
+                return change.move_to(firm, history.current(change, target), records)
+
+            self._branch = self._db.change(move, firm.b)
             self._document.become(wanted, record=False)
             self._pace.went_back(known=known)
             head = self._made = self._seen(target)
             writer.start_from(target, source.since_base(), moved=self._branch, records=records)
+            changed = [one.go() for one in going]
+            if any(changed) and tries:
+                return self._move_back(target, (), tries - 1)  # what somebody changed at that moment is saved first
             return head
+
+    def _going(self, wanted: State, id: bytes) -> list[Going]:
+        """What becomes of the layers beside the state when that goes to another checkpoint's."""
+        writer = self._check_writer()
+        return [going for layer in writer.layers if (going := layer.going(wanted, id)) is not None]
 
     def _secure(self, label: str) -> None:
         """Save what has changed since the last checkpoint, if anything."""
         writer = self._check_writer()
-        with writer.still(self._document):
-            if self._document.changed:
-                self._make(label)
+        with writer.quiet(), writer.still(self._document):
+            looked = writer.look()
+            if looked or self._document.changed:
+                self._make(label, looked=looked)
                 writer.settle()
 
     def undo(self) -> Checkpoint:
@@ -354,15 +409,12 @@ class Agent:
     def _undo(self) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
-            if self._document.changed:
-                self._make("unsaved changes")
-                writer.settle()
+            self._secure("unsaved changes")
             point = self._to_undo()
             if point.cut:
                 raise NothingToUndo("the checkpoint before the last one was forgotten, so there is no way back to it")
             parent = self._db.view.point(point.row.parent) if point.row.parent else None
-            self._become(parent)
-            return self._make(f"undo {_describe(self._seen(point))}", "undo", point.id)
+            return self._become(parent, f"undo {_describe(self._seen(point))}", "undo", point)
 
     def redo(self) -> Checkpoint:
         """Append a checkpoint that does again what the last undo reversed."""
@@ -371,28 +423,57 @@ class Agent:
     def _redo(self) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
-            if self._document.changed:
-                raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
+            if self.dirty:
+                raise NothingToUndo("something has changed since the undo, so there is nothing to do again")
             point = self._to_redo()
-            self._become(point)
-            return self._make(f"redo {_describe(self._seen(point))}", "redo", point.id)
+            return self._become(point, f"redo {_describe(self._seen(point))}", "redo", point)
 
-    def _become(self, point: Point | None) -> None:
-        """Let the live state be that of a checkpoint: a change like any other."""
+    def _become(self, point: Point | None, label: str, kind: str, about: Point) -> Checkpoint:
+        """Let the live state be that of a checkpoint: a change like any other, with a checkpoint of its own."""
         try:
-            self._document.become(history.state_of(self._db.now, point, self._newest), record=True)
+            wanted = history.state_of(self._db.now, point, self._newest)
+            going = self._going(wanted, b"")
+            self._document.become(wanted, record=True)
         except Damaged:
             if point is not None:
                 history.current(self._db.view, point)  # says so if it was forgotten meanwhile
             raise
 
+        at = self._check_writer().firm.id
+
+        def intend(change: StoreChange, to: bytes) -> None:
+            for one in going:
+                one.intend(change, to, at)
+
+        try:
+            made = self._make(label, kind, about.id, looked=(), also=intend if going else None)
+            self._settle()
+        except BaseException:
+            self._stay(at)
+            raise
+        for one in going:
+            one.go()
+        return made
+
+    def _stay(self, at: bytes) -> None:
+        """What the live state was to become was not written: it is that of the head again, as it was."""
+        with suppress(HoldfastError):  # the first failure is the one to tell
+            firm = self._check_writer().settle()
+            if firm.id == at:
+                head = self._db.view.point(firm.head) if firm.head else None
+                self._document.become(history.state_of(self._db.now, head, self._newest), record=True)
+
     def _apart(self, work: Callable[[], Checkpoint]) -> Checkpoint:
-        """Move through history where no signal handler can raise half-way between two states."""
+        """Move through history where no signal handler can raise half-way between two states.
+
+        It is quiet before anything moves: who cannot have that finds everything as it was.
+        """
         writer = self._check_writer()
-        for lock in (writer.lock, self._document.lock):
-            if lock._is_owned():  # type: ignore[attr-defined]
-                return work()  # in another thread it would wait for this one
-        return apart(work)
+        with writer.quiet():
+            for lock in (writer.lock, self._document.lock):
+                if lock._is_owned():  # type: ignore[attr-defined]
+                    return work()  # in another thread it would wait for this one
+            return apart(work)
 
     def _to_undo(self) -> Point:
         settled: dict[bytes, str] = {}
@@ -507,6 +588,9 @@ class Agent:
     def _check_idle(self) -> None:
         """Raise where something is going on that the agent cannot be taken away from. The room above knows."""
 
+    def _check_quiet(self) -> None:
+        """Raise ``AgentBusy`` where something is going on outside that no image may cut in two. As above."""
+
     def close(self) -> None:
         """Let go of the branch. Changes since the last checkpoint are not saved."""
         if not self._closed:
@@ -525,6 +609,39 @@ class Agent:
                 del self._store._handles[self._branch.b]
             if lease is not None:
                 lease.release()
+
+    def _take_again(self) -> None:
+        """The store was opened anew in a process that goes on for another one, which has let go of the branch.
+
+        If somebody else has had it since, whatever is written here is refused.
+        """
+        lease, view = self._lease, self._db.view
+        if lease is not None and not self._closed:
+            self._lease = self._db.leases.again(lease, lambda: view.branch_at(lease.b).generation) or lease
+
+    def _retake(self, *, thawed: bool) -> None:  # noqa: ARG002 - of it the room above has to know
+        """After the store was let go for a while, with this handle still: become the writer again, of a new generation.
+
+        The branch has to stand where it stood, or at a checkpoint after it with the same state.
+        """
+        writer = self._check_writer()
+        before = writer.firm
+        now = self._db.view.branch_at(before.b)
+        point = self._db.view.point(now.head) if now.head else None
+        if now.id != before.id:
+            old = self._db.view.find(before.id) if before.id else None
+            same = old is not None and point is not None and point.manifest.parent == old.id
+            if old is None or point is None or not same or _kept(point) != _kept(old):
+                self.close()
+                raise Fenced(
+                    f"somebody else has gone on with {self.name!r} while this process stood still",
+                    hint="Open the agent again to go on from there.",
+                )
+        self._lease = self._store._lease(self.name, now, wait_s=RETAKE_WAIT_S)
+        self._branch = self._db.view.branch_at(before.b)._replace(generation=self._lease.generation)
+        source = history.source_of(self._db.now, point, self._newest)
+        writer.start_from(point, source.since_base() if isinstance(source, history.Stored) else [], moved=self._branch)
+        self._made = self._seen(point) if point is not None else None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -576,3 +693,8 @@ def _describe(checkpoint: Checkpoint | None) -> str:
     if checkpoint is None:
         return "(empty)"
     return checkpoint.label or checkpoint.short_id
+
+
+def _kept(point: Point) -> list[tuple[str, bytes]]:
+    """What a checkpoint has of the state and of the layers that go on with it."""
+    return [one for one in point.manifest.sections if not one[0].startswith(MOMENTARY)]

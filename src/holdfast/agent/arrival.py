@@ -39,7 +39,7 @@ from holdfast.store.changes import Change, NewCheckpoint, NewRecord, Objects, no
 from holdfast.store.cipher import digest
 from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
-from holdfast.store.manifest import STATE, Manifest, Position, identity, is_written, mark_of
+from holdfast.store.manifest import Manifest, Position, identity, is_written, mark_of
 from holdfast.store.packs import CHUNK_MAX_BYTES
 from holdfast.store.rows import BEGINNING, Branch, End, Point, Tag, chunk_digest, link, node_digest
 
@@ -180,7 +180,10 @@ class Proof:
             if code == wire.BIG:
                 self._tree(payload)
             else:
-                self._read(self._state.bulk(payload))
+                if code == wire.CONTENT:
+                    self._state.prove_content(payload)
+                else:
+                    self._read(self._state.bulk(payload))
                 self.come.needs_chunks.update(decode(payload)[2])
             self._proven.add(payload)
 
@@ -444,7 +447,7 @@ class Arrival:
         parent = self._find(manifest.parent) if manifest.parent else None
         cut = bool(manifest.parent) and parent is None
         self._check(frame, id, manifest, parent)
-        roots = [root for name, sections in manifest.layers if name != STATE or cut for _, root in sections]
+        roots = [root for _, root in manifest.sections] if cut else []
         if frame.lost and not self.has_nodes([manifest.metadata]):
             self._lost.add(manifest.metadata)
         elif manifest.metadata:
@@ -519,9 +522,9 @@ class Arrival:
     def _write(self, work: Callable[[Change], T]) -> T:
         """Make a change together with the objects that are named, if all that they and the rows need is here."""
         named = self._proof.named
-        pack = self._db.packs.write(named.chunks.items()) if named.chunks else None
+        packs = [self._db.packs.write(named.chunks.items())] if named.chunks else []
         nodes = {name: pack_node(raw) for name, raw in named.nodes.items()}
-        objects = Objects(nodes, pack, frozenset(named.needs_nodes), frozenset(named.needs_chunks))
+        objects = Objects(nodes, packs, frozenset(named.needs_nodes), frozenset(named.needs_chunks))
 
         def change(change: Change) -> T:
             change.tx.naming()
@@ -531,7 +534,7 @@ class Arrival:
         try:
             result = self._db.change(change)
         except Refused:
-            if pack is not None:
+            for pack in packs:
                 self._db.packs.discard(pack.uuid)
             raise
         self._proof.named = Brought()

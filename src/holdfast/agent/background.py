@@ -85,9 +85,12 @@ class Policies:
     def listed(self) -> dict[str | None, Policy]:
         """By the agent's name; under None the one for all others."""
         common, single = self._read()
-        names = {agent.uuid: agent.name for agent in self._store._db.view.agents()}
         found: dict[str | None, Policy] = {None: common} if common is not None else {}
-        return found | {names[uuid]: policy for uuid, policy in single.items() if uuid in names}
+        for uuid, policy in single.items():
+            agent = self._store._db.view.agent_of(uuid)
+            if agent is not None:
+                found[agent.name] = policy
+        return found
 
     def set(self, agent: Agent | None, policy: Policy | None) -> None:
         def change_it(change: Change) -> None:

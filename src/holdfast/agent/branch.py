@@ -13,16 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import wraps
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import metadata, watchers
 from holdfast.agent.history import children, chunks_of
+from holdfast.agent.layers import ANY, MOMENTARY, Layer, Looked
+from holdfast.agent.points import Rest
 from holdfast.agent.schedule import TRIGGERS
 from holdfast.agent.when import When
 from holdfast.codec.blocks import LEAF_MAX_BYTES
+from holdfast.codec.document import Document
 from holdfast.codec.operations import encode_operations, operations_size
+from holdfast.codec.state import Sections
 from holdfast.codec.told import Captured, Saved
 from holdfast.errors import (
     AtomicOpen,
@@ -34,12 +39,14 @@ from holdfast.errors import (
     StoreClosed,
     StorePoisoned,
 )
+from holdfast.store import copies
 from holdfast.store.catalog import View
 from holdfast.store.changes import (
     NOTHING,
     UNCHANGED,
     Change,
     NewCheckpoint,
+    NewPack,
     NewRecord,
     Objects,
     Parent,
@@ -52,7 +59,7 @@ from holdfast.store.cipher import digest
 from holdfast.store.engine import Again, Refused, Shared, Unsure
 from holdfast.store.manifest import Cost, Manifest, Position, identity
 from holdfast.store.rows import Branch, Open, Point, Record, link
-from holdfast.store.writer import PASSING, Job
+from holdfast.store.writer import PASSING, TAKEN, Job
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -67,14 +74,24 @@ RECORD_MAX_BYTES = 2**20
 PENDING_MAX = 128
 """Changes of a branch that may be on their way: more wait for the oldest."""
 
+TAKEN_MAX = 8
+"""Records that wait for company and are taken along directly: what is prepared for each number of them is kept."""
+
 _ROW_BYTES = 256
 """What a checkpoint costs a reader besides its values."""
+
+_LOOKS = 5
+"""How often what goes with the state is looked at again because others have saved it meanwhile."""
 
 Note = Callable[["Pending"], Sequence[NewRecord]]
 """Makes the records that go to disk with a checkpoint; they may name it. Nothing is written if it raises."""
 
 
 _EMPTY: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+class _Overtaken(Exception):
+    """What was looked at is compared with something that is not told any more."""
 
 
 class Pending:
@@ -92,12 +109,16 @@ class Pending:
     about: Mapping[bytes, bytes] = _EMPTY
     chunks: Mapping[bytes, bytes] = _EMPTY
     pack = b""
+    looked: Sequence[Looked] = ()  # what layers have brought: their packs are durable
+    also: Callable[[Change, bytes], None] | None = None  # what is written in the same transaction
+    packed: NewPack | None = None  # its chunks, where they are durable already
     named: frozenset[bytes] = frozenset()  # trees, and chunks, that operations name besides
     chunks_named: frozenset[bytes] = frozenset()
     first: Sequence[NewRecord] = ()
     records: Sequence[NewRecord] = ()
     key = b""
     said: Sequence[Said] = ()
+    suspect = ""  # why the checkpoint is marked so
     guard: tuple[int, int] | None = None
     onto: Parent | None = None
     sealed = False
@@ -105,7 +126,7 @@ class Pending:
     accepted = False  # nobody waits for it any more
     alone = False  # it brings all its chunks: the transaction may not see that others have gone
     chunks_tried = 0
-    tried = False  # directly, and nobody knows yet what became of it
+    tried: Pending | None = None  # directly, with all up to this one, and nobody knows yet what became of it
     job: Job[Branch] | None = None
     done: Branch | None = None
     error: BaseException | None = None
@@ -136,6 +157,17 @@ class Now(NamedTuple):
     pending: tuple[Pending, ...] = ()
     onto: Parent | None = None
     opened: Mapping[bytes, Open] | None = None  # the rows of open runs, by id, as the store has them
+
+
+def _quietly(method: Callable[..., Pending]) -> Callable[..., Pending]:
+    """Let a method be called only while everything is quiet that the program has asked to be."""
+
+    @wraps(method)
+    def call(self: BranchWriter, *args: Any, **options: Any) -> Pending:
+        with self.quiet():
+            return method(self, *args, **options)
+
+    return call
 
 
 class BranchWriter:
@@ -169,11 +201,25 @@ class BranchWriter:
         self._last_s = time.monotonic()  # when the newest checkpoint was made, or the writer began
         self._stall_us = 0  # how long its maker stood still for it
         self._durable_us = 0  # how long it took until the newest was durable of those that are
-        self.atomic = 0  # blocks that are under way, and in the middle of which nothing may be saved
-        self.at_rest: Callable[[], bool] = lambda: True  # whether nobody is in the middle of anything else
+        self.layers: list[Layer] = []  # what is saved together with the state
+        self.rest = Rest()  # whether nobody is in the middle of something
+        self.copy: threading.Thread | None = None  # waits for a copy of this process that writes a checkpoint
+        self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext  # around every capture
         self.failed = 0  # how often the agent has failed since the last checkpoint
 
     # -- where it stands ------------------------------------------------------------------------------------
+
+    def _check_writable(self, what: str) -> None:
+        self._db.check_usable()
+        self.await_copy()
+        if copies.INSIDE:
+            copies.check_outside(what)
+
+    def await_copy(self) -> None:
+        """Return when no copy of this process writes a checkpoint of the branch. It needs the lock for that."""
+        copy = self.copy
+        if copy is not None and copy is not threading.current_thread():
+            copy.join()
 
     @property
     def branch(self) -> Branch:
@@ -198,6 +244,11 @@ class BranchWriter:
         return onto.point.id if onto.point is not None else b""
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether the next one is not a child of the branch's newest."""
+        return self._now.onto is not None
+
+    @property
     def position(self) -> Position:
         """The end of the line of records."""
         return self._now.tip.records, self._now.tip.chain
@@ -215,6 +266,11 @@ class BranchWriter:
                 for one in self._now.pending:  # none of them changes any, or they would be known
                     one.opened = rows
                 self._now = self._now._replace(opened=rows)
+
+    def forget_opened(self) -> None:
+        """Others may have changed the rows of open runs: they are read again."""
+        with self.lock:
+            self._now = self._now._replace(opened=None)
 
     def _followed(self, made: Pending, records: Sequence[NewRecord], count: int) -> Sequence[NewRecord]:
         """Records with what they change in the rows of open runs. ``count``: how many there are before them."""
@@ -288,7 +344,37 @@ class BranchWriter:
         made.watch = watch
         return made
 
+    @_quietly
     def _capture(
+        self,
+        document: Saved,
+        label: str,
+        kind: str,
+        target: bytes,
+        *,
+        looked: Sequence[Looked] | None = None,
+        **options: Any,
+    ) -> Pending:
+        """As _fix(). ``looked`` is what look() has given before; what comes of that is not left lying about."""
+        self._check_writable("a checkpoint was asked for")
+        looked = self.look() if looked is None else looked
+        for _ in range(_LOOKS):
+            if not looked:
+                return self._fix(document, label, kind, target, **options)
+            before = document.told.sections
+            try:
+                return self._fix(document, label, kind, target, looked=looked, **options)
+            except _Overtaken:
+                self.discard(looked)
+                looked = self.look()
+            except BaseException:
+                under_way = self.under_way
+                self._take_back(document, before, [one for one in document.told.unacknowledged if one not in under_way])
+                self.discard(looked)
+                raise
+        raise StoreBusy("others saved what goes with the state while it was looked at, each time; nothing was saved")
+
+    def _fix(
         self,
         document: Saved,
         label: str,
@@ -298,31 +384,39 @@ class BranchWriter:
         mark: str = "",
         trigger: str = "",
         lazy: bool = False,
+        suspect: str = "",
         cost: Cost | None = None,
+        began_s: float = 0.0,
         key: bytes = b"",
         said: Sequence[Said] = (),
         first: Sequence[NewRecord] = (),
         note: Note | None = None,
         nodes: Mapping[bytes, bytes] | None = None,
         chunks: Mapping[bytes, bytes] | None = None,
+        looked: Sequence[Looked] = (),
+        also: Callable[[Change, bytes], None] | None = None,
     ) -> Pending:
         """Fix the content of a checkpoint. ``finish`` writes it, and so does the next call if this one is cut short.
 
         ``key`` is what it can be looked up by, ``said`` goes into the log with it. ``first`` are records that go with
         it and that it knows, ``note`` makes such that come after it; ``nodes`` and ``chunks`` are what these name.
-        ``mark`` is an observer's. ``trigger`` is what asked for it, if the program did not; with ``lazy`` nobody waits
-        until it is durable.
+        ``mark`` is an observer's. ``suspect`` says why it is marked so, if it is. ``trigger`` is what asked for it, if
+        the program did not; with ``lazy`` nobody waits until it is durable. ``began_s``: since when its maker stands
+        still for it, if not since now. ``looked`` is what look() has given; ``also(change, id)`` is done in the same
+        transaction.
         """
-        began_s = time.monotonic()
-        self._db.check_usable()
+        began_s = began_s or time.monotonic()
+        self._check_writable("a checkpoint was asked for")
         with self.lock, self._undivided(document):
             self._settle()
             with document.lock:
-                if self.atomic or (trigger in TRIGGERS and not self.at_rest()):
+                if self.rest.atomic or (trigger in TRIGGERS and not self.rest.whole):
+                    what = "`with agent.atomic():` is open" if self.rest.atomic else "a write of another task is open"
                     raise AtomicOpen(
-                        "`with agent.atomic():` is open, so the state may be half changed; nothing was saved",
-                        hint="Save it after the block. If another task or thread is in it, wait for that one.",
+                        f"{what}, so the state may be half changed; nothing was saved",
+                        hint="Save it after that. If another task or thread is in it, wait for that one.",
                     )
+                self._give(document, looked)
                 captured = document.capture(self.under_way)
                 self._unsealed += 1
                 self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
@@ -353,9 +447,7 @@ class BranchWriter:
                 target,
                 cost or self._cost(trigger, began_s),
             )
-            made.began_s, self._stall_us = began_s, 0
-            if cost is None:
-                self._last_s = began_s
+            made.began_s = began_s
             made.manifest, made.raw = manifest, manifest.encode()
             made.id = identity(made.raw)
             made.document, made.captured = document, captured
@@ -370,9 +462,12 @@ class BranchWriter:
                 made.chunks = {**captured.chunks, **(chunks or {})}
             made.named = frozenset(captured.named)
             made.chunks_named = frozenset(chunks_of(captured.operations) - made.chunks.keys())
-            made.key, made.said, made.onto = key, said, onto
+            if captured.needs:
+                made.chunks_named |= captured.needs
+            made.looked, made.also = looked, also
+            made.key, made.said, made.onto, made.suspect = key, said, onto, suspect
             made.guard = self._guard() if self._guard is not None else None
-            made.lazy = (lazy or self._store._batched) and not made.chunks
+            made.lazy = (lazy or self._store._batched) and not (made.chunks or made.looked)
             made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
             made.opened = self.opened
             if first or note is not None:
@@ -382,13 +477,46 @@ class BranchWriter:
                 count, chain = chained(tip.end, [*first, *made.records])
                 made.tip = made.tip._replace(records=count, chain=chain)
             self._now = Now(now.firm, made.tip, (*now.pending, made), opened=now.opened)
+            self._stall_us = 0
+            if cost is None:
+                self._counted(made)
             return made
+
+    def _counted(self, made: Pending) -> None:
+        """What happened until a checkpoint was made is told with it, and not again with the next."""
+        self._last_s = made.began_s
+        if made.manifest is not None and made.manifest.cost is not None:
+            self.failed -= made.manifest.cost.failures
+
+    def look(self) -> Sequence[Looked]:
+        """What has changed in the layers beside the state, its contents durable: for the next capture.
+
+        It reads files, so whoever must not wait does it elsewhere.
+        """
+        return [found for layer in self.layers for found in layer.look()]
+
+    def discard(self, looked: Sequence[Looked]) -> None:
+        """Nothing comes of what look() has given, unless a checkpoint that is on its way has it."""
+        taken = {pack.uuid for one in self._now.pending for found in one.looked for pack in found.packs}
+        for pack in (one for found in looked for one in found.packs):
+            if pack.uuid not in taken:
+                self._db.packs.discard(pack.uuid)
+
+    def _give(self, document: Saved, looked: Sequence[Looked]) -> None:
+        if isinstance(document, Document):
+            given = {one.section for one in looked}
+            for name in list(document.told.sections):
+                if name.startswith(MOMENTARY) and name not in given:
+                    document.give(name, None)
+            if any(one.told is not ANY and one.told is not document.apart(one.section) for one in looked):
+                raise _Overtaken
+            for one in looked:
+                document.give(one.section, one.items, one.named)
 
     def _cost(self, trigger: str, now_s: float) -> Cost:
         """What asked for a checkpoint, and what the last one has cost, as far as that is known by now."""
-        failed, self.failed = self.failed, 0
         elapsed_ms = max(0, round((now_s - self._last_s) * 1e3))
-        return Cost(trigger, elapsed_ms, self._stall_us, self._durable_us, failed)
+        return Cost(trigger, elapsed_ms, self._stall_us, self._durable_us, self.failed)
 
     def _seal_is_due(self, document: Saved) -> bool:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
@@ -422,7 +550,7 @@ class BranchWriter:
 
     def _write(self, pending: Pending) -> None:
         """Write it, or have it written with all before it."""
-        if not pending.settled and self._now.pending == (pending,) and not pending.lazy and pending.job is None:
+        if not pending.settled and self._now.pending[-1] is pending and not pending.lazy and pending.job is None:
             self._try_directly(pending)
         self._settle(hand=True, unless=pending)
         pending.accepted = pending.lazy and pending.error is None
@@ -434,26 +562,58 @@ class BranchWriter:
             raise pending.error
 
     def _try_directly(self, pending: Pending) -> None:
-        """One call into the engine, in this thread. If an interrupt comes out of it, the next call asks the store."""
+        """One call into the engine, in this thread. If an interrupt comes out of it, the next call asks the store.
+
+        It is the last one. Records before it that wait for company, so that nobody waits for them, are taken along.
+        """
         if pending.tried or pending.chunks or pending.nodes or pending.sealing or pending.onto is not None:
+            return
+        if pending.looked or pending.also is not None:
             return
         if pending.named or pending.chunks_named:
             return  # whether they are there has to be looked up
+        earlier = self._now.pending[:-1]
+        if not earlier:
+            self._directly(pending, ())
+            return
+        with self._db.writers.taking:
+            if self._take_along(earlier, pending.guard):
+                self._directly(pending, [record for one in earlier for record in one.records])
+            self._settle(hand=True, unless=pending)  # what was not made is in the queue again: others may wait for it
+
+    def _directly(self, pending: Pending, earlier: Sequence[NewRecord]) -> None:
         objects = Objects({name: pack_node(raw) for name, raw in pending.about.items()}) if pending.about else NOTHING
-        pending.tried = True
+        for one in self._now.pending:  # the first one first: it is the one that is asked about
+            one.tried = pending
         try:
-            found = self._db.directly(self._work(pending, self._now.firm, objects))
+            found = self._db.directly(self._work(pending, self._now.firm, objects, earlier))
         except StorePoisoned:
             raise  # what the disk has of it is unknown
         except Unsure:
             return  # the next step asks
         except HoldfastError as error:
             self._drop(error)
+            self._settle(hand=True, unless=pending)  # what was accepted is tried again by itself
             raise
-        if found is not None:
-            self._written(pending, found[0])
-        else:
-            pending.tried = False
+        for one in self._now.pending:
+            if found is not None:
+                self._written(one, found[0])
+            else:
+                one.tried = None
+
+    def _take_along(self, earlier: Sequence[Pending], guard: tuple[int, int] | None) -> bool:
+        """Whether these can be written together with the next one: then no writer's thread has them any more."""
+        if len(earlier) > TAKEN_MAX:
+            return False
+        for one in earlier:
+            if one.captured is not None or one.nodes or one.chunks or one.guard != guard or one.tried:
+                return False
+        jobs = [one.job for one in earlier if one.job is not None]
+        if jobs and not self._db.writers.take_back(jobs, self._now.firm.b):
+            return False
+        for one in earlier:
+            one.job = None
+        return True
 
     def _wait_for(self, pending: Pending) -> None:
         while not pending.settled:
@@ -467,8 +627,13 @@ class BranchWriter:
 
     # -- handing over, and what became of it ----------------------------------------------------------------
 
-    def _work(self, pending: Pending, before: Branch | Pending, objects: Objects) -> Callable[[Change], Branch]:
-        """The change that writes it. ``before``: what it stands on, which may be on its way itself."""
+    def _work(
+        self, pending: Pending, before: Branch | Pending, objects: Objects, earlier: Sequence[NewRecord] = ()
+    ) -> Callable[[Change], Branch]:
+        """The change that writes it. ``before``: what it stands on, which may be on its way itself.
+
+        ``earlier`` are records between the two that are written with it.
+        """
 
         def work(change: Change) -> Branch:
             old = before
@@ -477,15 +642,21 @@ class BranchWriter:
                     raise Refused("what it stands on was not written")
                 old = old.job.result
             change.put_objects(objects)
+            if pending.also is not None:
+                pending.also(change, pending.id)
             if pending.guard is not None:
                 change.guard(*pending.guard)
             for said in pending.said:
                 change.say(old.a, said)
             if pending.captured is None:
-                moved = old.at_end(change.put_records(old.b, old.end, pending.records))
+                moved = old.at_end(change.put_records(old.b, old.end, [*earlier, *pending.records]))
                 return change.move(old, moved)
-            new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed, pending.first)
-            return change.commit(old, new, pending.records, pending.onto)
+            first = [*earlier, *pending.first]
+            new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed, first)
+            moved = change.commit(old, new, pending.records, pending.onto)
+            if pending.suspect:
+                _suspect(change, moved, pending.id, pending.suspect)
+            return moved
 
         return work
 
@@ -494,7 +665,7 @@ class BranchWriter:
         if pending.captured is None and not pending.nodes and not pending.chunks:  # records that name nothing
             pending.job = job = Job(self._work(pending, before, NOTHING), lazy=pending.lazy)
             return job
-        pack = None
+        pack = pending.packed
         there = self._db.view.has_chunks(pending.chunks) if pending.chunks and not pending.alone else set()
         if len(there) < len(pending.chunks):
             self._db.engine.check_place()
@@ -507,7 +678,8 @@ class BranchWriter:
                 needs.update(children(raw))
         packed = {name: pack_node(raw) for name, raw in nodes.items()}
         pending.pack = pack.uuid if pack is not None else b""
-        objects = Objects(packed, pack, frozenset(needs - nodes.keys()), frozenset(pending.chunks_named | there))
+        packs = [*([pack] if pack is not None else ()), *(one for looked in pending.looked for one in looked.packs)]
+        objects = Objects(packed, packs, frozenset(needs - nodes.keys()), frozenset(pending.chunks_named | there))
         size = len(pending.raw) + len(pending.operations) + sum(map(len, packed.values()))
         pending.job = job = Job(self._work(pending, before, objects), lazy=pending.lazy, size_bytes=size)
         return job
@@ -532,6 +704,9 @@ class BranchWriter:
 
         Raises what kept something from being written, unless whoever has ``unless`` will.
         """
+        for one in self._now.pending:
+            if one.job is not None and one.job.error is TAKEN:  # an interrupt came when it had just been taken back
+                one.job = None
         while self._now.pending:
             first = self._now.pending[0]
             if first.tried and first.job is None:
@@ -629,7 +804,7 @@ class BranchWriter:
             self._store._made(branch, sealed=pending.sealed)
 
     def _ask(self, pending: Pending) -> None:
-        """Nobody knows whether it was written: see whether it is there.
+        """Nobody knows whether it was written, with those that were tried with it: see whether it is there.
 
         By a change, which waits for one that is still being committed, and is refused when we are fenced.
         """
@@ -644,7 +819,8 @@ class BranchWriter:
         except Refused as error:
             self._drop(error)
             return
-        there = row.id == pending.id if pending.captured is not None else row.chain == pending.tip.chain
+        last = pending.tried or pending
+        there = row.id == last.id if last.captured is not None else row.chain == last.tip.chain
         if there:
             self._written(pending, row)
         else:
@@ -676,52 +852,94 @@ class BranchWriter:
                 one.job.withdraw(error)
         for one in now.pending[since:end]:
             one.error = one.error or (None if one.accepted else error)
-            one.lazy, one.tried = True, False
+            one.lazy, one.tried = True, None
             one.job = Job(one.job.work, lazy=True, size_bytes=one.job.size_bytes) if one.job is not None else None
         kept, dropped = now.pending[:end], now.pending[end:]
         for one in dropped:
-            if one.pack and isinstance(error, HoldfastError) and not isinstance(error, StorePoisoned):
-                self._db.packs.discard(one.pack)  # nothing names it
+            if isinstance(error, HoldfastError) and not isinstance(error, StorePoisoned):
+                self._discard(one)
             one.error = one.error or error
+        captures = [one.captured for one in dropped if one.captured is not None]
+        if captures:
+            document = next(one.document for one in dropped if one.captured is not None)
+            self._take_back(document, captures[0].before, captures)
         if dropped:
             self._unsealed = SEAL_CHECKPOINTS  # the next one makes the state whole in the store
             self._now = Now(now.firm, kept[-1].tip if kept else now.firm, kept, dropped[0].onto, now.opened)
         return dropped
 
-    def beside(self, document: Saved, label: str, reason: str, trigger: str) -> bytes:
+    @staticmethod
+    def _take_back(document: Saved | None, before: Sections, dropped: Sequence[Captured]) -> None:
+        if isinstance(document, Document):
+            document.take_back(before, dropped)
+
+    def _discard(self, pending: Pending) -> None:
+        """Nothing names the packs that it brought."""
+        for pack in filter(None, (pending.pack, *(one.uuid for looked in pending.looked for one in looked.packs))):
+            self._db.packs.discard(pack)
+
+    def beside(
+        self, document: Saved, label: str, reason: str, trigger: str, looked: Sequence[Looked] | None = None
+    ) -> bytes:
         """Write a checkpoint that is marked suspect and that the branch does not move to; returns its id.
 
         For the document nothing was written: the next checkpoint carries all of it along. Where the branch has no
         checkpoint yet there is nothing to stay at, and nothing is written: the id is empty.
         """
-        self._db.check_usable()
-        with self.lock:
+        self._check_writable("a checkpoint was asked for")  # before the lock: a copy that writes needs it
+        with self.quiet(), self.lock:
             firm = self.settle()
             if not firm.head:
                 return b""
             before = (self._unsealed, self._unsealed_bytes, self._stall_us)
-            made = self._capture(document, label, "checkpoint", b"", cost=Cost(trigger, 0, 0, 0))
+            made = self._capture(document, label, "checkpoint", b"", cost=Cost(trigger, 0, 0, 0), looked=looked)
+            try:
+                with self._undivided():
+                    work = self._make_job(made, firm).work
+                    made.job, made.accepted = None, False
+
+                    def aside(change: Change) -> Branch:
+                        moved = work(change)
+                        _suspect(change, moved, made.id, reason)
+                        return change.move_to(moved, change.point(firm.head))
+
+                    firm = self._db.change(aside, firm.b)
+            except BaseException as error:
+                if isinstance(error, Unsure):
+                    b = firm.b
+                    firm = self._db.change(lambda change: change.branch_at(b), b)  # it waits for what is still written
+                elif isinstance(error, HoldfastError) and not isinstance(error, StorePoisoned):
+                    self._discard(made)  # otherwise it may be there
+                if made.captured is not None:
+                    self._take_back(document, made.captured.before, [made.captured])
+                raise
+            finally:  # whatever happened, the branch stands where it stood
+                self._now = Now(firm, firm, (), made.onto, self._now.opened)
+                self._unsealed, self._unsealed_bytes, self._stall_us = before
+            return made.id
+
+    def take(self, made: Pending, firm: Branch) -> None:
+        """Write a checkpoint whose content was fixed by a copy of this process, and whose chunks are durable.
+
+        ``firm``: the branch as it stood then. Nothing was written since: whoever wanted to has waited.
+        """
+        with self.lock:
+            if self.settle() is not firm:
+                raise _fenced(firm, self._now.firm)
             with self._undivided():
                 work = self._make_job(made, firm).work
-                made.job, made.accepted = None, False
-                body = {"validity": "suspect", "reason": reason, "at": now_us()}
-
-                def aside(change: Change) -> Branch:
-                    moved = work(change)
-                    change.set_validity(moved.a, moved.head, body)
-                    change.say(moved.a, {"what": "validity", "at": made.id, "validity": "suspect", "reason": reason})
-                    return change.move_to(moved, change.point(firm.head))
-
+                made.job, made.tried = None, made  # whatever comes out of the next lines, the store is asked
+                self._now = Now(firm, made.tip, (made,), None, self._now.opened)
                 try:
-                    firm = self._db.change(aside, firm.b)
-                except HoldfastError:
-                    if made.pack:
-                        self._db.packs.discard(made.pack)  # nothing names it
-                    raise
-                finally:
-                    self._now = Now(firm, firm, (), made.onto, self._now.opened)
-                    self._unsealed, self._unsealed_bytes, self._stall_us = before
-            return made.id
+                    self._written(made, self._db.change(work, firm.b))
+                except Unsure:
+                    self._ask(made)
+                except HoldfastError as error:
+                    self._drop(error)
+                if made.error is None:
+                    self._counted(made)
+        if made.error is not None:
+            raise made.error
 
     # -- records --------------------------------------------------------------------------------------------
 
@@ -741,7 +959,7 @@ class BranchWriter:
         function makes them when the number of the record before them is known.
         """
         records = records if callable(records) else checked(records)
-        self._db.check_usable()  # before the lock, which after a fork nobody may be left to give back
+        self._check_writable("something was to be recorded")  # before the lock, which after a fork nobody may hold
         with self.lock, self._undivided():
             self._settle()
             records = checked(records(self._now.tip.records)) if callable(records) else records
@@ -787,7 +1005,7 @@ class BranchWriter:
         ``make`` gets the number of the last record before them. When it raises nothing of either is there, nor will be:
         who has lost the branch meanwhile loses what that code wrote, too.
         """
-        self._db.check_usable()
+        self._check_writable("a transaction was to be committed")
         with self.lock:
             firm = self.settle()
             with self._undivided():
@@ -795,7 +1013,7 @@ class BranchWriter:
                 made.alone = True
                 work = self._make_job(made, firm).work
                 made.job = None  # it must not be handed over: no writer's thread could make it
-                made.tried = True  # so whatever comes out of the next lines, the store is asked
+                made.tried = made  # so whatever comes out of the next lines, the store is asked
                 self._now = Now(firm, made.tip, (made,), self._now.onto, self._now.opened)
                 try:
                     self._written(made, self._db.commit(shared, work))
@@ -815,11 +1033,12 @@ class BranchWriter:
     def settle(self) -> Branch:
         """Return when everything that was made is durable; gives the branch as it is then."""
         self._db.check_usable()
+        self.await_copy()
         while True:
             with self.lock, self._undivided():
                 try:
-                    if len(self._now.pending) == 1 and (only := self._now.pending[0]).job is None and not only.lazy:
-                        self._try_directly(only)
+                    if self._now.pending and (last := self._now.pending[-1]).job is None and not last.lazy:
+                        self._try_directly(last)
                 finally:
                     self._settle(hand=True)  # what was accepted is tried again by itself
                 if not self._now.pending:
@@ -834,6 +1053,7 @@ class BranchWriter:
     @contextmanager
     def still(self, document: Saved) -> Iterator[Branch]:
         """Inside, nothing is pending, and no other thread changes or captures the state: history can be moved."""
+        self._check_writable("the state was to be moved")
         with self.lock:
             while True:
                 self.settle()
@@ -877,6 +1097,12 @@ class _Undivided:
 
     def __exit__(self, *_: object) -> None:
         self._writer._inside = self._outer
+
+
+def _suspect(change: Change, branch: Branch, id: bytes, reason: str) -> None:
+    """Mark the checkpoint that a branch was just moved to."""
+    change.set_validity(branch.a, branch.head, {"validity": "suspect", "reason": reason, "at": now_us()})
+    change.say(branch.a, {"what": "validity", "at": id, "validity": "suspect", "reason": reason})
 
 
 def checked(records: Sequence[NewRecord]) -> Sequence[NewRecord]:

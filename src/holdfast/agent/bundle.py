@@ -22,6 +22,7 @@ import zstandard
 
 from holdfast.agent.arrival import Arrival
 from holdfast.agent.frames import VERSION, End, Frame, Head, Payload, Refs, decoded, encoded, size_of
+from holdfast.agent.names import is_image
 from holdfast.agent.refs import Past, read_refs
 from holdfast.agent.store import Store, find_store, open_unseen, say_created
 from holdfast.agent.transfer import Sending, TransferReport, family, kept_by
@@ -173,6 +174,11 @@ def write_bundle(
     if files.in_store(Path(os.path.realpath(path))):
         raise BadOption(f"{path} is inside a store", hint="Name a file elsewhere.")
     head, cipher = _beginning(store, key)
+    if not cipher.keyed and any(map(is_image, agents)):
+        raise NotEncrypted(
+            "the file would not be encrypted, and an image holds everything that a process has in memory",
+            hint="Give a key for the file, or leave the images out.",
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     store.flush()
     try:

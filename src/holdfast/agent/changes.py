@@ -5,7 +5,8 @@ Owns the translation of operations into (path, old, new), and how a diff prints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from holdfast.codec import operations as op
 from holdfast.codec.contents import key_bytes
 from holdfast.codec.document import MISSING, Document
 from holdfast.codec.operations import Operation
-from holdfast.codec.state import Reader, State
+from holdfast.codec.state import Reader, State, is_apart
+from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import format_path
 
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 # How much of a value a line shows.
 _SHOWN_CHARACTERS = 120
+# Texts from this length on are compared word by word, with so many words around each difference; of what differs, so
+# many words at most are aligned, and so many differences shown.
+_LONG_CHARACTERS = 60
+_AROUND_WORDS = 3
+_ALIGNED_WORDS = 2_000
+_SHOWN_DIFFERENCES = 20
 # Python refuses to print integers of more than 4,300 digits; beyond this they are given in hexadecimal.
 _JSON_INT_MAX_BITS = 8_192
 
@@ -91,10 +99,56 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
+def words(old: Any, new: Any) -> list[tuple[str, str]]:
+    """Two long texts, word by word: (sign, text) with sign ``-``, ``+`` or a space for what both have.
+
+    Empty where they are not two long texts, or have little in common. What is far from any difference is ``…``.
+    """
+    if not (type(old) is type(new) is str and min(len(old), len(new)) >= _LONG_CHARACTERS):
+        return []
+    from difflib import SequenceMatcher  # few programs need it
+
+    one, two = (_WORDS.findall(text) for text in (old, new))
+    shorter = min(len(one), len(two))
+    start = next((at for at in range(shorter) if one[at] != two[at]), shorter)
+    most = shorter - start
+    end = next((at for at in range(most) if one[-1 - at] != two[-1 - at]), most)
+    left, right = one[start : len(one) - end], two[start : len(two) - end]
+    spans: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(left), 0, len(right))]
+    if len(left) + len(right) <= _ALIGNED_WORDS:
+        spans = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    kept = start + end + sum(stop - at for tag, at, stop, _, _ in spans if tag == "equal")
+    if 2 * kept < shorter or sum(tag != "equal" for tag, *_ in spans) > _SHOWN_DIFFERENCES:
+        return []
+    found = [(" ", _around(one[:start], first=True))] if start else []
+    for tag, at, stop, to, till in spans:
+        if tag == "equal":
+            found.append((" ", _around(left[at:stop])))
+        else:
+            found += [("-", "".join(left[at:stop]))] if at < stop else []
+            found += [("+", "".join(right[to:till]))] if to < till else []
+    return [*found, *([(" ", _around(one[len(one) - end :], last=True))] if end else [])]
+
+
+_WORDS = re.compile(r"\s*\S+|\s+$")
+
+
+def _around(kept: list[str], *, first: bool = False, last: bool = False) -> str:
+    """What both have: the words next to a difference."""
+    near = _AROUND_WORDS * (1 if first or last else 2)
+    if len(kept) <= near:
+        return "".join(kept)
+    before = [] if first else kept[:_AROUND_WORDS]
+    after = [] if last else kept[len(kept) - _AROUND_WORDS :]
+    return f"{''.join(before)} …{''.join(after)}"
+
+
 class Diff:
     """The changes that lead from one state to another, without bookkeeping, which ``everything`` has too."""
 
     def __init__(self, changes: Iterable[Change], old: str = "", new: str = "") -> None:
+        self.files: Sequence[Any] = ()
+        """Files of the workspace that differ, by path: each a ``FileChange``."""
         self.everything = list(changes)
         self.changes = [change for change in self.everything if not change.bookkeeping]
         self.old = old
@@ -107,12 +161,15 @@ class Diff:
         return len(self.changes)
 
     def __bool__(self) -> bool:
-        return bool(self.changes)
+        return bool(self.changes or self.files)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """(sign, text) with sign one of ``-``, ``+``, ``~`` and a space."""
         for change in self.changes:
-            if change.old is not MISSING and change.new is not MISSING:
+            if parts := words(change.old, change.new):
+                marks = {"-": "[-{}-]", "+": "{{+{}+}}", " ": "{}"}
+                yield "~", f"{change.where}: {''.join(marks[sign].format(text) for sign, text in parts)}"
+            elif change.old is not MISSING and change.new is not MISSING:
                 yield "-", f"{change.where}: {_shorten(change.old)}"
                 yield "+", f"{change.where}: {_shorten(change.new)}"
             elif change.new is not MISSING:
@@ -121,6 +178,8 @@ class Diff:
                 yield "-", f"{change.where}: {_shorten(change.old)}"
             else:
                 yield "~", f"{change.where}: {change.kind}"
+        for file in self.files:
+            yield from file.lines()
 
     def brief(self, most: int = 3) -> list[str]:
         """The first few, as ``state.t: 1.2 -> 1.3``."""
@@ -133,7 +192,7 @@ class Diff:
         return [*shown, f"and {more} more"] if more > 0 else shown
 
     def __str__(self) -> str:
-        if not self.changes:
+        if not self:
             return "no differences"
         head = [f"--- {self.old}", f"+++ {self.new}"] if self.old or self.new else []
         return "\n".join([*head, *(f"{sign} {text}" for sign, text in self.lines())])
@@ -143,13 +202,15 @@ class Diff:
 
     def to_json(self) -> dict[str, Any]:
         """The changes in JSON's own types."""
-        return {"old": self.old, "new": self.new, "changes": [change.to_json() for change in self.changes]}
+        files = {"files": [file.to_json() for file in self.files]} if self.files else {}
+        changes = [change.to_json() for change in self.changes]
+        return {"old": self.old, "new": self.new, "changes": changes, **files}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
         style = {"-": "red", "+": "green", "~": "yellow"}
-        if not self.changes:
+        if not self:
             yield Text("no differences", style="dim")
         elif self.old or self.new:
             yield Text(f"--- {self.old}", style="bold red")
@@ -160,7 +221,7 @@ class Diff:
     def _repr_html_(self) -> str:
         from html import escape
 
-        colour = {"-": "#b31d28", "+": "#22863a", "~": "#b08800"}
+        colour = {"-": "#b31d28", "+": "#22863a", "~": "#b08800", " ": "inherit"}
         rows = "".join(f'<div style="color:{colour[sign]}">{sign} {escape(text)}</div>' for sign, text in self.lines())
         return f'<div style="font-family:monospace;white-space:pre-wrap">{rows or "no differences"}</div>'
 
@@ -169,30 +230,35 @@ def diff(old: Document, new: Document, old_name: str, new_name: str) -> Diff:
     """What differs between two states: two of the past, or one that was just captured."""
     one, two = sorted((old.lock, new.lock), key=id)
     with one, two:  # others may be reading the same states
-        reader = Reader(new.told, new.registry, inert=new.inert)
-        follower = _Follower(Reader(old.told, new.registry, inert=new.inert), reader)
-        script = old.told.differences(new.told)
-        back = {_place(operation) for operation in script if operation.code == op.SET}
-        moved: set[tuple[Any, ...]] = set()
-        changes: list[Change] = []
-        for operation in script:
-            if operation.code == op.DELETE and _place(operation) in back:
-                continue  # taken out only to stand elsewhere in the order: shown when it comes back
-            for change in follower.explain(operation):
-                if change.kind == "changed" and operation.code == op.SET and _same(change, new):
-                    moved.add(change.path[:-1])
-                else:
-                    changes.append(change)
-        changes += [Change(path, "reordered", MISSING, MISSING) for path in moved]
-        return Diff(changes, old_name, new_name)
+        return diff_states(old.told, new.told, new.registry, old_name, new_name, inert=new.inert)
+
+
+def diff_states(old: State, new: State, registry: Registry, old_name: str, new_name: str, *, inert: bool) -> Diff:
+    """As ``diff``, of bytes that nobody else reads."""
+    reader = Reader(new, registry, inert=inert)
+    follower = _Follower(Reader(old, registry, inert=inert), reader)
+    script = [one for one in old.differences(new) if not is_apart(one.path[0])]
+    back = {_place(operation) for operation in script if operation.code == op.SET}
+    moved: set[tuple[Any, ...]] = set()
+    changes: list[Change] = []
+    for operation in script:
+        if operation.code == op.DELETE and _place(operation) in back:
+            continue  # taken out only to stand elsewhere in the order: shown when it comes back
+        for change in follower.explain(operation):
+            if change.kind == "changed" and operation.code == op.SET and _same(change, registry):
+                moved.add(change.path[:-1])
+            else:
+                changes.append(change)
+    changes += [Change(path, "reordered", MISSING, MISSING) for path in moved]
+    return Diff(changes, old_name, new_name)
 
 
 def _place(operation: Operation) -> tuple[bytes, ...]:
     return tuple(map(key_bytes, operation.path))
 
 
-def _same(change: Change, document: Document) -> bool:
-    return encode(change.old, document.registry) == encode(change.new, document.registry)
+def _same(change: Change, registry: Registry) -> bool:
+    return encode(change.old, registry) == encode(change.new, registry)
 
 
 class _Follower:
@@ -244,6 +310,9 @@ def changes_of(
             yield change([*path, at], "added", MISSING, value(data))
     elif operation.code == op.ARRANGE:
         before = old_at(operation.path)
+        if not isinstance(before, list):  # it was not read, because it is large
+            yield change(path, "rearranged", before, before)
+            return
         after: list[Any] = []
         for piece in operation.args[0]:
             if len(piece) == 1:
@@ -266,5 +335,6 @@ def mutations(
 ) -> Iterator[Change]:
     """The changes of one checkpoint, while ``state`` (that of its parent), which the reader reads, follows."""
     for operation in operations:
-        yield from changes_of(operation, reader.at, reader, label, checkpoint)
+        if not is_apart(operation.path[0]):
+            yield from changes_of(operation, reader.at, reader, label, checkpoint)
         state.do([operation])

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent import history, metadata
 from holdfast.agent.changes import Change, mutations
 from holdfast.agent.graph import Graph
+from holdfast.agent.layers import FILES
 from holdfast.agent.names import is_bookkeeping
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document
 from holdfast.codec.operations import raw_operations
+from holdfast.codec.state import Shallow
 from holdfast.codec.values import encode
 from holdfast.errors import Damaged, Forgotten
 from holdfast.store.manifest import Manifest, identity
@@ -111,6 +113,12 @@ class Checkpoint:
         return self._manifest.cost.trigger if self._manifest.cost is not None else ""
 
     @property
+    def stall_before_s(self) -> float | None:
+        """How long the program stood still for the checkpoint before it; None where nobody has written that down."""
+        cost = self._manifest.cost
+        return cost.stall_us / 1e6 if cost is not None and cost.stall_us else None
+
+    @property
     def target_id(self) -> str:
         """What an undo reversed, a redo did again, or a recovery gave up."""
         return self._manifest.target.hex()
@@ -128,7 +136,12 @@ class Checkpoint:
     @property
     def sections(self) -> dict[str, str]:
         """The digest of each section of the state, by name."""
-        return {name: digest.hex() for name, digest in self._manifest.sections}
+        return {name: digest.hex() for name, digest in self._manifest.state}
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it carries the files of a workspace."""
+        return len(self._manifest.layers) > 1 and any(name == FILES for name, _ in self._manifest.sections)
 
     @property
     def bookkeeping(self) -> list[str]:
@@ -138,7 +151,7 @@ class Checkpoint:
     @property
     def digest(self) -> str:
         """One digest over the whole state: equal exactly when the states are."""
-        flat = [part for pair in self._manifest.sections for part in pair]
+        flat = [part for pair in self._manifest.state for part in pair]
         return digest_of("holdfast.state", encode(flat)).hex()
 
     @property
@@ -173,7 +186,7 @@ class Checkpoint:
         return str(self._validity().get("reason", ""))
 
     def _validity(self) -> dict[str, Any]:
-        return self._store._db.view.validities(self._agent.a).get(self._point.n, {})
+        return self._store._db.view.validity(self._agent.a, self._point.n)
 
     @property
     def tags(self) -> list[str]:
@@ -210,14 +223,18 @@ class Checkpoint:
             self._found = self._current()
             return self._store._db.view.operations(self._found)
 
-    def changes(self) -> list[Change]:
-        """What it changed, in order; all that it holds, where the checkpoint before it was forgotten."""
+    def changes(self, *, large: bool = True) -> list[Change]:
+        """What it changed, in order; all that it holds, where the checkpoint before it was forgotten.
+
+        Without ``large``, what is large is not read: ``holdfast.travel.Held`` stands for it.
+        """
         now = self._store._db.now
         point = self._current()
         with history.unless_forgotten(now.view, point):
             before = history.state_of(now, now.view.point(point.row.parent) if point.row.parent else None)
             operations = before.differences(self.state.told) if point.cut else history.operations_of(now.view, point)
-            return list(mutations(before, self._store._reader(before), operations, self.label, self.id))
+            reader = self._store._reader(before) if large else Shallow(before, self._store._registry, inert=True)
+            return list(mutations(before, reader, operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types, without its state and its metadata."""
@@ -233,6 +250,7 @@ class Checkpoint:
             "target": self.target_id,
             "digest": self.digest,
             "sections": self.sections,
+            "files": self.has_files,
             "validity": self.validity,
             "tags": self.tags,
             "operations": self.operations,

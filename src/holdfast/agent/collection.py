@@ -24,7 +24,7 @@ from holdfast.store.changes import Change, Work
 from holdfast.store.cipher import HINT
 from holdfast.store.database import Database
 from holdfast.store.engine import Refused
-from holdfast.store.manifest import STATE, mark_of
+from holdfast.store.manifest import mark_of
 from holdfast.store.packs import ALIGN_BYTES, file_name, round_up
 from holdfast.store.rows import Body, Branch, Point, Row, Tag, read_body
 from holdfast.store.tables import CHECKPOINTS
@@ -217,8 +217,7 @@ class Reached:
                 sealed.add(point.n)
                 self.add(view, point.manifest.roots)
             else:  # its state is in its operations, and those of checkpoints before it
-                layers = (sections for name, sections in point.manifest.layers if name != STATE)
-                self.add(view, [*(root for some in layers for _, root in some), point.manifest.metadata])
+                self.add(view, [point.manifest.metadata])
             if point.row.data is not None or point.row.s in broken:
                 self._value(view, view.operations(point))
             elif point.row.s in segments:

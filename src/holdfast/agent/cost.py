@@ -18,7 +18,7 @@ from msgspec import Struct, to_builtins
 
 from holdfast.agent import history, metadata
 from holdfast.agent.graph import Graph
-from holdfast.agent.points import past_in
+from holdfast.agent.points import costs_of_line, past_in
 from holdfast.agent.schedule import Schedule
 from holdfast.agent.when import When
 from holdfast.errors import BadOption, Damaged
@@ -70,7 +70,7 @@ class Costs(Struct, frozen=True):
     how long it took until each was durable. ``share``: what stalls took of ``run_s``, the time in which its
     programs ran. ``frees_bytes``: what the store's own policy of what to keep would free; null where there is none.
     ``when``: the policy of the program that wrote the newest, as a table; null if that saves only when it says so,
-    or is not known. ``interval_s``: what adaptive would begin with now.
+    or is not known. ``interval_s``: what adaptive would begin with now, on the branch that was saved last.
     """
 
     agent: str
@@ -103,10 +103,11 @@ def costs_of(store: Store, agent: Agent, limit: int | None) -> Costs:
     with store._db.moment() as (view, _):
         graph = Graph(view, agent)
         points = list(islice(graph.everything(), limit))
-        more = len(graph.numbers) - len(points)
+        more = graph.counted()[0] - len(points)
         sizes = [len(point.raw) + len(view.operations(point)) for point in points]
         stored = _stored(view, points)
         when = _when(store, points[0]) if points else None
+        line = [] if when is None or not when.adaptive else costs_of_line(view, points[0].n)
     told = [point.manifest.cost for point in points if point.manifest.cost is not None]
     stalls = [cost.stall_us / 1e6 for cost in told if cost.stall_us]
     run_s, failures = sum(cost.elapsed_ms for cost in told) / 1e3, sum(cost.failures for cost in told)
@@ -126,7 +127,7 @@ def costs_of(store: Store, agent: Agent, limit: int | None) -> Costs:
         failures=failures,
         frees_bytes=_frees(store, agent),
         when=when.to_table() if when is not None else None,
-        interval_s=Schedule(when, 0.0, past_in(told)).interval_s if when is not None and when.adaptive else None,
+        interval_s=Schedule(when, 0.0, past_in(line)).interval_s if when is not None and when.adaptive else None,
         days=days[-DAYS:],
         recent=[_recent(point, points) for point in points[:RECENT]],
     )

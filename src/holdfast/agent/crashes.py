@@ -51,7 +51,7 @@ def take_up(store: Store, name: str, branch: str, checkpoint: str, new: str, dum
     agent = store._agent_row(name)
     view = store._db.view
     point = view.find(bytes.fromhex(checkpoint))
-    if point is None or not Graph(view, agent).sees(point.n):
+    if point is None or not Graph(view, agent).sees(point):
         raise UnknownRevision(
             f"checkpoint {checkpoint[:12]} is not in the history of {name!r}",
             hint="See `holdfast log --all`: it may be another store's, or was forgotten.",

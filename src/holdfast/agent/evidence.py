@@ -18,7 +18,7 @@ from holdfast.codec.state import State
 from holdfast.errors import Damaged, ForkedHandle, InputError, StoreClosed, Unavailable
 from holdfast.store.catalog import ROWS_AT_ONCE, View
 from holdfast.store.database import Contents
-from holdfast.store.manifest import STATE, Position, is_bare, mark_of
+from holdfast.store.manifest import Position, is_bare, mark_of
 from holdfast.store.rows import (
     BEGINNING,
     SHAPES,
@@ -343,6 +343,7 @@ class Histories:
         self.done: set[int] = set()
         self.operations = 0
         self.lost: set[bytes] = set()  # metadata of which a repair said that it is lost
+        self.files: set[bytes] = set()  # contents of files that were read
         self.described: dict[bytes, str] = {}  # metadata that was read, and what was wrong with it
 
     def prove(self, numbers: Iterable[int], step: Callable[[], None]) -> None:
@@ -430,9 +431,9 @@ class Histories:
             state.do(operations)
             if state.digests() != manifest.sections:
                 raise self._wrong(point, "its operations do not lead to the state that it recorded")
-            history.read_values(state, operations)
+            history.read_values(state, operations, self.files)
             if row.sealed:
-                history.read_all(self.contents, point)
+                history.read_all(self.contents, point, self.files)
         self._describe(point)
         return state
 
@@ -467,23 +468,20 @@ class Histories:
             if point.row.parent:
                 raise _Rests("it rests on one that cannot be proven")
             raise self._wrong(point, "its parent was forgotten, and it does not stand alone")
-        return history.read_all(self.contents, point)
+        return history.read_all(self.contents, point, self.files)
 
     def _describe(self, point: Point) -> None:
-        """Read its metadata, and what it has beside its state, once for all that have the same."""
-        manifest = point.manifest
-        layers = [(name, root) for name, sections in manifest.layers if name != STATE for _, root in sections]
-        for called, root in (("metadata", manifest.metadata), *layers):
-            if root not in self.described:
-                self.described[root] = ""
-                read = metadata.read if root == manifest.metadata else history.read_tree
-                try:
-                    read(history.state_of(self.contents, None), root)
-                except Damaged as error:
-                    if root not in self.lost:
-                        self.described[root] = error.message
-            if self.described[root]:
-                self.odd[point.n].append(f"its {called} cannot be read: {self.described[root]}")
+        """Read its metadata, once for all that have the same."""
+        root = point.manifest.metadata
+        if root not in self.described:
+            self.described[root] = ""
+            try:
+                metadata.read(history.state_of(self.contents, None), root)
+            except Damaged as error:
+                if root not in self.lost:
+                    self.described[root] = error.message
+        if self.described[root]:
+            self.odd[point.n].append(f"its metadata cannot be read: {self.described[root]}")
 
     def _wrong(self, point: Point, detail: str) -> Damaged:
         short = point.id.hex()[:12]

@@ -10,10 +10,11 @@ import fnmatch
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
+from holdfast.agent import crashes
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
 from holdfast.store.rows import Agent, Counted
@@ -39,9 +40,9 @@ class Page(list[T]):
 class AgentInfo(Struct, frozen=True):
     """One line of the list of agents.
 
-    ``head`` is the newest head of its branches, if it has one. ``checkpoints`` and ``abandoned`` are numbers: of
-    all its checkpoints, and of lines that no branch reaches. ``updated`` is when it last saved, recorded, or went back
-    to something.
+    ``head`` is the newest head of its branches, if it has one. ``checkpoints``, ``abandoned`` and ``crashes`` are
+    numbers: of all its checkpoints, of lines that no branch reaches, and of times that its program failed and that was
+    noted. ``updated`` is when it last saved, recorded, or went back to something.
     """
 
     name: str
@@ -51,6 +52,20 @@ class AgentInfo(Struct, frozen=True):
     created: datetime
     updated: datetime | None
     abandoned: int
+    crashes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        return {
+            "name": self.name,
+            "branches": self.branches,
+            "head": self.head.to_json() if self.head else None,
+            "checkpoints": self.checkpoints,
+            "abandoned": self.abandoned,
+            "crashes": self.crashes,
+            "created": self.created.isoformat(),
+            "updated": self.updated.isoformat() if self.updated else None,
+        }
 
 
 def is_pattern(text: str) -> bool:
@@ -74,13 +89,15 @@ def info_of(store: Store, row: Agent, shallow: dict[int, int]) -> AgentInfo:
     graph.shallow = shallow  # of the whole store: read once for all agents
     heads = [graph.view.point(n) for n in graph.heads]
     newest = max(heads, key=lambda point: point.manifest.time_us, default=None)
+    checkpoints, abandoned = graph.counted()
     updated = max((branch.at for branch in graph.branches if branch.head or branch.records), default=0)
     return AgentInfo(
         name=row.name,
         branches=[branch.name for branch in graph.branches],
         head=Checkpoint.of(store, row, newest) if newest is not None else None,
-        checkpoints=len(graph.numbers),
+        checkpoints=checkpoints,
         created=datetime.fromtimestamp(row.body["created"] / 1e6, UTC),
         updated=datetime.fromtimestamp(updated / 1e6, UTC) if updated else None,
-        abandoned=len(graph.tips()),
+        abandoned=abandoned,
+        crashes=sum(one.get("what") == "crash" for one in crashes.told(store, row)),
     )

@@ -18,6 +18,8 @@ from holdfast.store.catalog import UP_AT_ONCE, View
 from holdfast.store.rows import Agent, Body, Branch, Entry, Point, Row
 
 _EVER = 2**63
+_STEPS_MOST = 2_000
+"""Beyond so many single steps the database walks faster."""
 
 
 def left_by(body: Body) -> Iterator[bytes]:
@@ -71,8 +73,35 @@ class Graph:
         """Everything that the agent sees."""
         return self.above(self.starts)
 
-    def sees(self, n: int) -> bool:
-        return n in self.numbers
+    def sees(self, point: Point) -> bool:
+        """Whether its refs and its log lead there. To what its own branches made they do, and nobody has to look."""
+        return any(point.row.b == branch.b for branch in self.branches) or point.n in self.numbers
+
+    def counted(self) -> tuple[int, int]:
+        """How many checkpoints the agent sees, and how many lines no branch reaches.
+
+        Where all lines have met, the depth says how many are left; so this costs as much as they are apart, not as
+        the history is long.
+        """
+        points = {n: self.view.point(n) for n in self.starts} if not self.shallow else {}
+        waiting = [(-point.manifest.depth, n) for n, point in points.items()]
+        heapq.heapify(waiting)
+        ancestors, reached, inner = _Ancestors(self.view), set(self.heads), set[int]()
+        seen = tips = 0
+        while len(waiting) > 1 and seen < _STEPS_MOST:
+            point = points.pop(heapq.heappop(waiting)[1])  # its children were here before it: they are deeper
+            seen += 1
+            tips += point.n not in reached and point.n not in inner
+            above = point.row.parent
+            if above:
+                (reached if point.n in reached else inner).add(above)
+                if above not in points:
+                    points[above] = ancestors.point(above)
+                    heapq.heappush(waiting, (-points[above].manifest.depth, above))
+        if len(points) != 1:  # some were forgotten, or they are far apart
+            return len(self.numbers), len(self.tips())
+        (last,) = points.values()
+        return seen + last.manifest.depth, tips + (last.n not in reached and last.n not in inner)
 
     def tips(self) -> list[Point]:
         """The ends of lines that no branch reaches any more, newest first."""
@@ -210,7 +239,7 @@ def _by_id(graph: Graph, prefix: str) -> Point:
         raise UnknownRevision(f"id:{prefix} is too short", hint=f"Give at least {_ID_MIN} characters.")
     if len(wanted) == 64:
         point = graph.view.find(bytes.fromhex(wanted))
-        found = [point] if point is not None and graph.sees(point.n) else []
+        found = [point] if point is not None and graph.sees(point) else []
     else:
         found = [point for point in graph.everything() if point.id.hex().startswith(wanted)]
     if len(found) != 1:

@@ -19,7 +19,7 @@ from holdfast.codec.state import Reader, State
 from holdfast.codec.tracked import Section
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.codec.wire import BULK
+from holdfast.codec.wire import BULK, CONTENT
 from holdfast.errors import Damaged, Forgotten
 from holdfast.store.catalog import View
 from holdfast.store.cipher import HINT
@@ -30,7 +30,7 @@ RECENT = 4
 """A section that is given anew in each step needs nothing from before: so many checkpoints are looked at first."""
 
 _UP_MAX = 1 << 20
-_CHUNKS = re.compile(rb"\x29\x93\xc4\x20")
+_CHUNKS = re.compile(rb"[\x29\x2a]\x93\xc4\x20")
 _DIGEST_BYTES = 32
 
 Newest = Callable[[], Point | None]
@@ -60,7 +60,7 @@ def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
     found: set[bytes] = set()
 
     def note(code: int, payload: bytes) -> None:
-        if code == BULK:
+        if code in {BULK, CONTENT}:
             found.update(decode(payload)[2])
 
     for operation in operations:
@@ -293,9 +293,9 @@ def state_of(contents: Contents, point: Point | None, newest: Newest | None = No
     return State(source_of(contents, point, newest))
 
 
-def read_values(state: State, operations: Iterable[Operation]) -> None:
-    """Read every value that operations put into a state, with all that it names."""
-    reader = Reader(state, Registry(), inert=True)
+def read_values(state: State, operations: Iterable[Operation], proven: set[bytes] | None = None) -> None:
+    """Read every value that operations put into a state, with all that it names. ``proven`` is as for ``Reader``."""
+    reader = Reader(state, Registry(), inert=True, proven=proven)
     for operation in operations:
         for data in values_of(operation.code, operation.args):
             reader.value(data)
@@ -306,10 +306,10 @@ def read_tree(state: State, root: bytes) -> None:
     Reader(state, Registry(), inert=True).content(state.tree(root))
 
 
-def read_all(contents: Contents, point: Point) -> State:
-    """The state of a checkpoint, after every node and every value in it was read."""
+def read_all(contents: Contents, point: Point, proven: set[bytes] | None = None) -> State:
+    """The state of a checkpoint, after every node and every value in it was read. ``proven`` is as for ``Reader``."""
     state = state_of(contents, point)
-    Reader(state, Registry(), inert=True).everything()
+    Reader(state, Registry(), inert=True, proven=proven).everything()
     return state
 
 

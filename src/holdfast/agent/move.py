@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FACTS = ("policy", "queues")
 """What people have set for a store, and goes along. Keys do not: the other store has its own."""
 
-_OWN = frozenset({"store.db", "store.db-wal", "store.db-shm", "packs", "locks", "witness"})
+_OWN = frozenset({"store.db", "store.db-wal", "store.db-shm", "packs", "locks", "witness", "scans"})
 _OLD_DIGITS = 12
 
 
@@ -312,7 +312,7 @@ def verify_restore(
         with open_unseen(room / "store", secret, create=True) as made:
             for name in chosen:
                 try:
-                    moved = transfer(source, made, [name], progress=say)
+                    moved = transfer(source, made, [name], images=None, progress=say)
                     report.bytes += moved.bytes
                 except (Damaged, Unavailable) as error:
                     failed = Restored(name, problem=error.message, unknown=isinstance(error, Unavailable))

@@ -18,6 +18,15 @@ NAME_MAX_CHARACTERS = 1024
 LABEL_MAX_CHARACTERS = 1_000
 
 
+IMAGES = "images/"
+"""So begin the names of agents that hold images of processes. They leave the store only when somebody says so."""
+
+
+def is_image(name: str) -> bool:
+    """Whether an agent of that name holds images of processes."""
+    return name.startswith(IMAGES)
+
+
 def is_bookkeeping(section: object) -> bool:
     """Whether a section is an integration's own record, such as LangGraph's: it is shown when it is asked for."""
     return isinstance(section, str) and section.startswith("__")

@@ -1,9 +1,9 @@
-"""Safe points: whether an agent that has come to one is to be saved there, and where its policy comes from.
+"""Safe points: whether an agent that has come to one is to be saved there.
 
-Owns the file ``holdfast.toml``, the schedule of one agent, what its history says about cost and failures, and the
-blocks in the middle of which nothing is saved. Must not know how a checkpoint is written, nor of runs. What always
-holds: nothing here saves anything by itself, and no other thread does: whoever comes to a safe point asks; times are
-those of a clock that nobody sets.
+Owns the schedule of one agent, what its history says about cost and failures, and who is in the middle of something, so
+that nothing is saved. Must not know how a checkpoint is written, nor of runs. What always holds: nothing here saves
+anything by itself, and no other thread does: whoever comes to a safe point asks; times are those of a clock that nobody
+sets.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import metadata
 from holdfast.agent.schedule import GAPS_MAX, Past, Schedule
-from holdfast.agent.when import When
+from holdfast.agent.when import DEFAULT, When
 from holdfast.codec.operations import operations_size
-from holdfast.errors import BadOption, Damaged, Forgotten
-from holdfast.store.files import unavailable
+from holdfast.errors import Damaged, Forgotten
+from holdfast.store.catalog import View
 from holdfast.store.manifest import Cost
 
 if TYPE_CHECKING:
@@ -34,19 +32,54 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.agent")
 
-DEFAULT = When(adaptive=True)
-"""What counts where nobody says anything."""
-
-FILE = "holdfast.toml"
-FILE_MAX_BYTES = 2**20
-
 PAST_MAX = 256
 """Checkpoints of a history that say what the next one costs: enough for a mean, and read in a few milliseconds."""
 
-END, GATE, GATE_FAILED, PHASE_FAILED, RUN, TOOL, BREAKER = (
-    "end", "gate", "gate failed", "phase failed", "run", "tool", "breaker",
+END, GATE, GATE_FAILED, PHASE_FAILED, INVARIANT_FAILED, RUN, TOOL, BREAKER = (
+    "end", "gate", "gate failed", "phase failed", "invariant failed", "run", "tool", "breaker",
 )  # fmt: skip
 """What asks for a checkpoint besides a schedule: the end of ``with agent:``, a gate, a run that begins or ends, ..."""
+
+
+class Rest:
+    """Whether nobody is in the middle of something, so that a state can be saved. Its branch's writer has it.
+
+    In the middle is who is in a block, or has left one with an exception; and another task or thread between a write
+    and its own next safe point: what it makes of the answer may not be in the state yet, and after a crash it would
+    write again. Changed with the document's lock, which whoever is saving has until the state is fixed.
+    """
+
+    __slots__ = ("acting", "atomic", "torn")
+
+    def __init__(self) -> None:
+        self.atomic = 0  # blocks that are under way
+        self.torn: set[object] = set()  # whoever has left one with an exception
+        self.acting: set[Any] = set()  # whoever has begun a write and has not come to a safe point since
+
+    @property
+    def whole(self) -> bool:
+        if self.torn or self.atomic:
+            return False
+        me = _flow() if self.acting else None
+        return all(flow is me or _is_over(flow) for flow in tuple(self.acting))
+
+    def act(self) -> None:
+        """The caller begins a write."""
+        self.acting -= {flow for flow in self.acting if _is_over(flow)}
+        self.acting.add(_flow())
+
+    def arrived(self) -> None:
+        """The caller is at a safe point."""
+        if self.acting:
+            self.acting.discard(_flow())
+
+    def leave(self, *, well: bool) -> None:
+        """The caller leaves a block."""
+        if well:
+            self.torn.discard(_flow())
+        else:
+            self.torn.add(_flow())
+        self.atomic -= 1
 
 
 class Pace:
@@ -59,8 +92,8 @@ class Pace:
         self._opened_s = monotonic()
         writer = agent._writer
         self._unclean = writer.failed if writer is not None else 0  # that the process before failed, if it did
-        self._torn: set[object] = set()  # whoever has left a block with an exception
-        self._acting: set[Any] = set()  # whoever has begun a write and has not come to a safe point since
+        self._rest = writer.rest if writer is not None else Rest()
+        self._asked = ""  # what wants a checkpoint at the next safe point
         if when is not None and when is not DEFAULT:  # whoever asks for something is told if it cannot be
             self._schedule = Schedule(when, self._opened_s, self._past(when))
 
@@ -72,11 +105,12 @@ class Pace:
 
     def due(self, event: str = "") -> str | None:
         """What asks for a checkpoint at this safe point, None if nothing does. Without an event it is a step."""
+        self._rest.arrived()
+        if self._asked and self.whole:
+            return self._asked
         schedule = self._schedule if self._schedule is not None else self.schedule
         if schedule is None:
             return None
-        if self._acting:
-            self._acting.discard(_flow())
         now_s = monotonic()
         if event:
             asked = schedule.event(event, now_s, self._changed_bytes)
@@ -87,27 +121,23 @@ class Pace:
         self._warn(schedule.overdue(now_s))
         return asked if self.whole else None
 
+    def ask(self, trigger: str) -> None:
+        """Somebody else than the schedule wants a checkpoint: at the next safe point it is due."""
+        self._asked = trigger
+
     @property
     def whole(self) -> bool:
-        """Whether nobody is in the middle of something.
-
-        Of a block, or of leaving one with an exception; or another task or thread between a write and its own next safe
-        point: what it makes of the answer may not be in the state yet, and after a crash it would write again.
-        """
-        writer = self._agent._writer
-        if self._torn or (writer is not None and writer.atomic):
-            return False
-        me = _flow() if self._acting else None
-        return all(flow is me or _is_over(flow) for flow in tuple(self._acting))
+        """Whether nobody is in the middle of something."""
+        return self._rest.whole
 
     def acting(self) -> None:
         """A plain loop begins a write. Whoever is saving has the document's lock until the state is fixed."""
         with self._agent._document.lock:
-            self._acting -= {flow for flow in self._acting if _is_over(flow)}
-            self._acting.add(_flow())
+            self._rest.act()
 
     def saved(self, cost_s: float) -> None:
         """A checkpoint was made, by whomever."""
+        self._asked = ""
         if self._schedule is not None:
             now_s = monotonic()
             self._warn(self._schedule.overdue(now_s))
@@ -118,11 +148,12 @@ class Pace:
 
         Not when it has been written: meanwhile another may have begun a write, or left a block with an exception.
         """
-        self._torn.clear()
-        self._acting.discard(_flow())
+        self._rest.torn.clear()
+        self._rest.arrived()
 
     def unchanged(self) -> None:
         """A checkpoint was due, and there is nothing to save."""
+        self._asked = ""
         if self._schedule is not None:
             self._schedule.unchanged(monotonic())
 
@@ -135,8 +166,8 @@ class Pace:
 
     def moved(self) -> None:
         """The state is another one: what was left in the middle of a block is gone."""
-        self._torn.clear()
-        self._acting.clear()
+        self._rest.torn.clear()
+        self._rest.acting.clear()
 
     def went_back(self, *, known: bool) -> None:
         """The agent was rolled back, and what was not saved is gone. ``known``: the failure before that was told."""
@@ -152,22 +183,14 @@ class Pace:
 
     def enter(self) -> None:
         """From now on nothing is saved: whoever is saving has the document's lock until the state is fixed."""
-        writer = self._agent._check_writer()
+        self._agent._check_writer()
         with self._agent._document.lock:
-            writer.atomic += 1
+            self._rest.atomic += 1
 
     def leave(self, *, well: bool) -> None:
-        writer = self._agent._writer
-        if writer is None:
-            return
-        me = _flow()
         with self._agent._document.lock:
-            if well:
-                self._torn.discard(me)
-            else:
-                self._torn.add(me)
-            writer.atomic -= 1
-        if not well and not writer.atomic:
+            self._rest.leave(well=well)
+        if not well and not self._rest.atomic:
             log.warning(
                 "an exception left `with agent.atomic():` of %s; nothing is saved by itself until such a block ends"
                 " well, or you call agent.checkpoint() or agent.rollback()",
@@ -184,10 +207,8 @@ class Pace:
 
     def _past(self, when: When) -> Past:
         """What the newest checkpoints say, and that the last process failed, if it did."""
-        agent, costs = self._agent, []
-        with suppress(Damaged, Forgotten):  # what is left says enough
-            for point in islice(agent._db.view.walk(agent._branch.head), PAST_MAX if when.adaptive else 0):
-                costs += [point.manifest.cost] if point.manifest.cost is not None else []
+        agent = self._agent
+        costs = costs_of_line(agent._db.view, agent._branch.head) if when.adaptive else []
         return past_in([*([Cost("", 0, 0, 0, self._unclean)] if self._unclean else []), *costs])
 
     def _warn(self, late_s: float | None) -> None:
@@ -198,6 +219,15 @@ class Pace:
                 " agent.step() in the loop that leads there",
                 self._agent.name, late_s, file, line,
             )  # fmt: skip
+
+
+def costs_of_line(view: View, head: int) -> list[Cost]:
+    """What the newest checkpoints up to one say about cost and failures, newest first."""
+    found: list[Cost] = []
+    with suppress(Damaged, Forgotten):  # what is left says enough
+        for point in islice(view.walk(head), PAST_MAX):
+            found += [point.manifest.cost] if point.manifest.cost is not None else []
+    return found
 
 
 def past_in(costs: Sequence[Cost]) -> Past:
@@ -229,12 +259,17 @@ class Atomic:
         self._pace.leave(well=kind is None)
 
 
+def current_task() -> Any:
+    """The task of asyncio that is executing, None where there is none."""
+    asyncio = sys.modules.get("asyncio")  # a program that never loaded it has no tasks
+    if asyncio is None or (loop := asyncio._get_running_loop()) is None:
+        return None
+    return asyncio.current_task(loop)
+
+
 def _flow() -> Any:
-    """Who is executing: the current task of asyncio, or the thread."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and asyncio._get_running_loop() is not None:
-        return asyncio.current_task() or threading.current_thread()
-    return threading.current_thread()
+    """Who is executing: a task, or the thread."""
+    return current_task() or threading.current_thread()
 
 
 def _is_over(flow: Any) -> bool:
@@ -244,67 +279,3 @@ def _is_over(flow: Any) -> bool:
 def _load() -> float:
     """Processes that want to run, for each processor."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
-
-
-# -- the file -------------------------------------------------------------------------------------------------
-
-
-def find_when(place: str, agent: str, *, is_directory: bool) -> When | None:
-    """The policy of an agent where its program gives none: of the store's file, or the project's, or the default.
-
-    The project is the directory that the store's is in; for a store on a server, the one that the program was started
-    in. If both files say something about the agent, they have to say the same.
-    """
-    folders = [Path(place), Path(place).parent] if is_directory else [Path()]
-    found = [(file, said[0]) for file in (folder / FILE for folder in folders) if (said := _said(file, agent))]
-    for file, when in found[1:]:
-        if when != found[0][1]:
-            raise BadOption(
-                f"{found[0][0]} and {file} disagree about when to checkpoint {agent!r}; it was not opened",
-                hint="Take it out of one of them, or say it in the program: store.agent(name, when=...).",
-            )
-    return found[0][1] if found else DEFAULT
-
-
-def _said(file: Path, agent: str) -> tuple[When | None] | None:
-    """What a file says about an agent, alone in a tuple; None if it says nothing, or is not there."""
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(FILE_MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unavailable(error, f"reading {file}") from error
-    import tomllib  # few stores have such a file
-
-    try:
-        if len(data) > FILE_MAX_BYTES:
-            raise ValueError(f"it is longer than {FILE_MAX_BYTES:,} bytes")
-        content = tomllib.loads(data.decode())
-    except ValueError as error:  # of TOML, or of UTF-8
-        raise BadOption(f"{file} cannot be read: {error}", hint="See the guide, When to checkpoint.") from error
-    _check_keys(content, {"when"}, str(file))
-    said = content.get("when")
-    if not isinstance(said, dict):
-        return None if said is None else (_policy(said, f"{file}, when"),)
-    single = said.pop("agents", {})
-    if not isinstance(single, dict):
-        raise BadOption(f"{file}, when.agents: a table is needed", hint='Write [when.agents."trip-*"].')
-    # All are read, so that a mistake is found when the file is used first, and not when that agent is opened.
-    policies = {pattern: _policy(one, f"{file}, when.agents.{pattern}") for pattern, one in single.items()}
-    common = [_policy(said, f"{file}, when")] if said else []
-    if agent in policies:
-        return (policies[agent],)
-    fits = [policies[pattern] for pattern in policies if fnmatchcase(agent, pattern)]
-    return ((*fits, *common)[0],) if fits or common else None
-
-
-def _policy(said: Any, where: str) -> When | None:
-    """A table, or ``false``: only when the program says so."""
-    return None if said is False else When.from_table(said, where)
-
-
-def _check_keys(content: dict[str, Any], known: set[str], where: str) -> None:
-    for key in content:
-        if key not in known:
-            raise BadOption(f"{where}: there is no {key!r}", hint=f"It may have {', '.join(sorted(known))}.")

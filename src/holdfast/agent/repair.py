@@ -717,8 +717,8 @@ class _Mending:
                 change.put("shallow", n, over)
             for a, body in self._said:
                 change.say(a, body)
-            for name in ("created", *FACTS, SCHEDULES):
-                if name in self._rescue.facts:
+            for name in self._rescue.facts:
+                if name in {"created", *FACTS, SCHEDULES} or name.startswith("workspace "):
                     change.set_fact(name, self._rescue.facts[name])
             if gone:
                 change.set_fact(metadata.LOST, b"".join(gone))

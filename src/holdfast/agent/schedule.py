@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from holdfast.agent.when import When
 
-TIME, STEPS, BYTES, ADAPTIVE, PHASE, BEFORE, AFTER = (
-    "time", "steps", "bytes", "adaptive", "phase", "before write", "after write",
+TIME, STEPS, BYTES, ADAPTIVE, PHASE, BEFORE, AFTER, WATCH, LOG, METRIC, PROBE = (
+    "time", "steps", "bytes", "adaptive", "phase", "before write", "after write", "watch", "log", "metric", "probe",
 )  # fmt: skip
-TRIGGERS = (TIME, STEPS, BYTES, ADAPTIVE, PHASE, BEFORE, AFTER)
+TRIGGERS = (TIME, STEPS, BYTES, ADAPTIVE, PHASE, BEFORE, AFTER, WATCH, LOG, METRIC, PROBE)
 
 SHARE = 0.02
 """What checkpoints may take of the time of an agent that has never failed."""
@@ -130,7 +130,7 @@ class Schedule:
         "_overdue_told", "_passed_s", "_saved_at_s", "_seen_at_s", "_steps", "_when", "earliest_s", "interval_s",
     )  # fmt: skip
 
-    def __init__(self, when: When, now_s: float, past: Past = Past()) -> None:  # noqa: B008 - it is frozen
+    def __init__(self, when: When, now_s: float, past: Past = Past()) -> None:
         self._when = when
         self._every_steps = when.every_steps if when.every_steps is not None else math.inf
         # Our own time begins at 0, and never goes back. These are moments of it.

@@ -6,13 +6,14 @@ business, history the agent's. What always holds: opening the same store twice i
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +25,8 @@ from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
 from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
 from holdfast.agent.graph import Graph, find
-from holdfast.agent.names import check_name, check_new
-from holdfast.agent.points import DEFAULT, find_when
-from holdfast.agent.when import When
+from holdfast.agent.names import check_name, check_new, check_text
+from holdfast.agent.when import DEFAULT, When, find_when
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
@@ -42,9 +42,9 @@ from holdfast.errors import (
     UnknownAgent,
     UnknownRevision,
 )
-from holdfast.store import keys
+from holdfast.store import copies, keys
 from holdfast.store.catalog import Progress, View, quietly
-from holdfast.store.changes import Change, NewRecord, now_us
+from holdfast.store.changes import ACTING, Change, NewRecord, now_us
 from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
 DURABILITIES = ("commit", "batched")
+log = logging.getLogger("holdfast.agent")
 _IN_NOTEBOOK = 50
 """Agents that a notebook shows of a store."""
 
@@ -182,6 +183,7 @@ class Store:
         if not isinstance(named, str) and os.fspath(named).startswith(("postgresql:/", "postgres:/")):
             raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
         place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
+        sys.audit("holdfast.open", place, readonly)
         secret = find_secret(key)
         options = (readonly, durability, paranoid, inert)
         with _open_lock:
@@ -384,30 +386,63 @@ class Store:
         return UnknownAgent(f"no agent {name!r} in {self.place}", hint=hint)
 
     def agents(
-        self, pattern: str | None = None, *, limit: int | None = None, sort: Literal["updated", "name"] = "updated"
+        self,
+        pattern: str | None = None,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        sort: Literal["updated", "name"] = "updated",
     ) -> Page[AgentInfo]:
         """Agents, the most recently changed first, or by name: all, the one of a name, or those like ``trip-*``.
 
-        ``limit``: at most so many; the list's ``more`` says how many are left out.
+        ``limit``: at most so many, after the first ``offset``; the list's ``more`` says how many follow.
         """
         if sort not in {"updated", "name"}:
             raise BadOption(f"sort {sort!r}", hint="Use updated or name.")
+        if offset < 0:
+            raise BadOption(f"an offset of {offset}", hint="At least 0.")
         self._check_open()
         self._check_limit(limit)
-        picked = self._picked(pattern)
-        if sort == "name":
-            picked.sort(key=lambda one: one.name)
         view, found = self._db.view, Page[AgentInfo]()
+        if pattern is None and sort == "updated":
+            picked = view.by_change()[offset:]  # the others' names are not needed
+        else:
+            some = self._picked(pattern)
+            picked = [one.a for one in (sorted(some, key=lambda one: one.name) if sort == "name" else some)][offset:]
         shallow = view.shallow()
-        for at, one in enumerate(picked):
+        for at, a in enumerate(picked):
             if limit is not None and len(found) == limit:
                 found.more = len(picked) - at
                 break
             with suppress(UnknownAgent):  # removed meanwhile
-                row = view.agent_at(one.a)
+                row = view.agent_at(a)
                 if not self._half(row):
                     found.append(info_of(self, row, shallow))
         return found
+
+    def updated(self, after: datetime | None = None) -> dict[str, datetime]:
+        """When each agent last changed, by name; with ``after`` only those that did since.
+
+        A cheap way to see who has changed, by the clocks of those who wrote.
+        """
+        self._check_open()
+        view = self._db.view
+        found = view.census() if after is None else view.lately(int(after.timestamp() * 1e6))
+        return {one.name: datetime.fromtimestamp(one.at / 1e6, UTC) for one in found}
+
+    def writers(self) -> list[dict[str, Any]]:
+        """Who writes which branch now: ``agent``, ``branch``, ``pid``, ``host``, ``program``, and ``since`` (in us)."""
+        self._check_open()
+        return self._db.leases.holders()
+
+    @contextmanager
+    def acting_as(self, who: str) -> Iterator[None]:
+        """Record what this thread or task changes in the block as done by somebody else than this process's user."""
+        before = ACTING.set(check_text(who, "who acts"))
+        try:
+            yield
+        finally:
+            ACTING.reset(before)
 
     def _check_limit(self, limit: int | None) -> None:
         if limit is not None and limit < 1:
@@ -415,6 +450,10 @@ class Store:
 
     def _picked(self, pattern: str | None) -> list[Counted]:
         """The agents that a name or a pattern chooses, the most recently changed first."""
+        row = self._db.view.agent(pattern) if pattern is not None else None
+        if row is not None:  # it need not be looked for among all
+            at = max((branch.at for branch in self._db.view.branches(row.a)), default=0)
+            return [Counted(row.a, row.name, at)]
         picked = pick(self._db.view.census(), pattern)
         if picked is None:
             raise self._unknown(str(pattern))
@@ -615,7 +654,7 @@ class Store:
     def _find(self, branch: Branch, at: str | Checkpoint | None) -> Point:
         view = self._db.view
         if isinstance(at, Checkpoint):
-            if not Graph(view, view.agent_at(branch.a)).sees(at._current().n):
+            if not Graph(view, view.agent_at(branch.a)).sees(at._current()):
                 raise UnknownRevision(f"{at!r} belongs to another agent")
             return at._current()
         if at is not None and not isinstance(at, str):
@@ -654,6 +693,13 @@ class Store:
         self._check_open()
         return verify(self, progress, agents)
 
+    def last_verified(self) -> dict[str, Any] | None:
+        """When this user last verified the whole store (``at``), whether it was ``ok``, and how many ``problems``."""
+        from holdfast.agent.verify import last_verified
+
+        self._check_open()
+        return last_verified(self)
+
     def push(
         self,
         dest: Store,
@@ -661,6 +707,7 @@ class Store:
         *,
         beside: bool = False,
         new_name: str | None = None,
+        images: bool = False,
         progress: Progress | None = None,
     ) -> TransferReport:
         """Bring what another store lacks of some agents, or of all, there; everything is proven on arrival.
@@ -669,13 +716,14 @@ class Store:
         it. Only what is missing moves. After an interruption the next call resumes. Raises ``HistoriesDiverged`` where
         both stores have gone on with a branch (``beside`` lets it arrive under a name of its own), and ``AgentBusy``
         while somebody writes the agent in the other store. ``new_name`` is what one agent is to be called there; its
-        children stay behind then.
+        children stay behind then. Images of processes (``images/NAME``) go only with ``images``, and only into a store
+        that is encrypted.
         """
         from holdfast.agent.transfer import transfer
 
         self._check_open()
         dest._check_open()
-        return transfer(self, dest, agents, beside=beside, new_name=new_name, progress=progress)
+        return transfer(self, dest, agents, beside=beside, new_name=new_name, images=images, progress=progress)
 
     def pull(
         self,
@@ -684,10 +732,11 @@ class Store:
         *,
         beside: bool = False,
         new_name: str | None = None,
+        images: bool = False,
         progress: Progress | None = None,
     ) -> TransferReport:
         """As push(), from the other store to this one."""
-        return source.push(self, agents, beside=beside, new_name=new_name, progress=progress)
+        return source.push(self, agents, beside=beside, new_name=new_name, images=images, progress=progress)
 
     def backup(self, dest: Store, progress: Progress | None = None) -> TransferReport:
         """As push() of everything, with what people have set for the store. Nothing is removed there."""
@@ -779,7 +828,7 @@ class Store:
             "counts": counts,
             "objects": here if facts[OBJECTS] else None,
             "cold": cold,
-            "writers": self._db.leases.holders(),
+            "writers": self.writers(),
         }
 
     def costs(self, agent: str, *, limit: int | None = 1_000) -> Costs:
@@ -894,3 +943,43 @@ def open_unseen(path: Path, secret: keys.Secret | None, *, create: bool = False)
     """A store that nobody else is to know yet: it is not remembered, and its values stay as they are stored."""
     db = open_database(path, create=create, secret=secret, remember=False)
     return Store(str(path), db, (False, "commit", False, True))
+
+
+# -- for a process that takes the place of this one --------------------------------------------------------------------
+
+
+def _here() -> list[Store]:
+    return [store for store in _open.values() if not store._db.released and store._pid == os.getpid()]
+
+
+def settle_all() -> None:
+    """Bring everything that was made to disk, in every open store."""
+    for store in _here():
+        store.flush()
+
+
+def release_all() -> None:
+    """Let go of every open store: another process is about to open them. Nothing waits to be written."""
+    for store in _here():
+        store._db.close()
+
+
+def read_only_from_here() -> None:
+    """In a forked child that changes nothing: the stores that its parent has open are read, when they are used."""
+    copies.READING.append(os.getpid())
+    for store in _open.values():
+        store._pid = os.getpid()
+
+
+def reopen_all() -> None:
+    """In a forked child, when its parent has let go: the stores and handles that it had are this process's now."""
+    for store in list(_open.values()):
+        if store._db.released or store._pid == os.getpid():
+            continue
+        try:
+            store._db.inherit()
+            store._pid = os.getpid()
+            for handle in list(store._handles.values()):
+                handle._take_again()
+        except HoldfastError as error:  # whoever uses it is told
+            log.warning("%s could not be opened again after going back to a fork point: %s", store.place, error)

@@ -19,6 +19,7 @@ from holdfast.agent.frames import TOGETHER, About, Chunk, Entries, Frame, Nodes,
 from holdfast.agent.graph import Graph
 from holdfast.agent.history import children, named_in
 from holdfast.agent.metadata import lost
+from holdfast.agent.names import IMAGES, is_image
 from holdfast.agent.refs import (
     Kept,
     Past,
@@ -32,11 +33,11 @@ from holdfast.agent.refs import (
     received,
     unmoved,
 )
-from holdfast.errors import BadOption, Damaged, Forgotten, ReadOnly
+from holdfast.errors import BadOption, Damaged, Forgotten, NotEncrypted, ReadOnly
 from holdfast.store.catalog import Progress, View, listed, quietly, slices
 from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
-from holdfast.store.manifest import STATE, Position
+from holdfast.store.manifest import Position
 from holdfast.store.rows import Agent, Branch, Point, Record, body_bytes, link
 
 if TYPE_CHECKING:
@@ -80,17 +81,33 @@ def transfer(
     *,
     beside: bool = False,
     new_name: str | None = None,
+    images: bool | None = False,
     progress: Progress | None = None,
 ) -> TransferReport:
-    """Bring what ``dest`` lacks of some agents, or of all, from ``source``."""
+    """Bring what ``dest`` lacks of some agents, or of all, from ``source``.
+
+    Of images only with ``images``; None: they are agents as all others, and ``dest`` is as safe as the source.
+    """
     if source._db.uuid == dest._db.uuid:
         raise BadOption("both are the same store, or copies of one", hint="Name two different stores.")
     if dest._readonly:
         raise ReadOnly("the store to be written to was opened read-only")
+    if images and not dest.encrypted:
+        raise NotEncrypted(
+            f"{dest.place} is not encrypted, and an image holds everything that a process has in memory",
+            hint="Make an encrypted store there, or leave the images out.",
+        )
     source.flush()
     named = [source._agent_row(name).a for name in dict.fromkeys(agents)]
     with source._db.moment() as contents:
         chosen = whole(contents.view, named if new_name is not None else family(contents.view, named))
+        if images is False:
+            if any(is_image(row.name) and row.a in named for row in chosen):
+                raise BadOption("images of processes are left out", hint="Say that they are meant: --images.")
+            chosen = [row for row in chosen if not is_image(row.name)]
+        elif images and named:
+            also = [source._db.view.agent(f"{IMAGES}{row.name}") for row in chosen]
+            chosen += [row for row in also if row is not None and row.a not in named]
         if new_name is not None and len(chosen) != 1:
             raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
         same = set() if named else _same(contents.view, dest._db.view, source._db.uuid)
@@ -274,7 +291,7 @@ class Sending:
         yield from self._records(point.row.line, manifest.effects)
         # The nodes of a state are sent where nobody can make them: its parent was forgotten, here and there.
         alone = point.cut and not (self._there is not None and self._there.has([manifest.parent]))
-        roots = [root for name, sections in manifest.layers if alone or name != STATE for _, root in sections]
+        roots = [root for _, root in manifest.sections] if alone else []
         operations = self._view.operations(point)
         gone = manifest.metadata in self._lost
         yield from self._objects([*roots, manifest.metadata] if manifest.metadata and not gone else roots, [operations])

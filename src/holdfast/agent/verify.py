@@ -10,10 +10,13 @@ tags and the log reach has to be whole; what cannot be read now is neither prove
 
 from __future__ import annotations
 
+import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +130,40 @@ def verify(store: Store, progress: Progress | None, agents: Sequence[str]) -> Ve
         run.rows()
         run.packs()
         run.histories(agents)
+    if not agents:
+        _remember(store, report)
     return report
+
+
+def last_verified(store: Store) -> dict[str, Any] | None:
+    """What this user's last whole verify found, and when."""
+    file = _note(store)
+    if file is None:
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="ascii"))
+        return {"at": datetime.fromisoformat(found["at"]), "ok": bool(found["ok"]), "problems": int(found["problems"])}
+    except (OSError, ValueError, KeyError, TypeError):  # nobody has, or it cannot be read: as good as none
+        return None
+
+
+def _remember(store: Store, report: VerifyReport) -> None:
+    """Outside the store, which verify leaves as it is. That nobody can write there stops nobody."""
+    said = {"at": datetime.now(UTC).isoformat(), "ok": report.ok, "problems": len(report.problems)}
+    file = _note(store)
+    if file is None:
+        return
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(said), encoding="ascii")
+        new.replace(file)
+
+
+def _note(store: Store) -> Path | None:
+    """Beside the user's record of stores; None where there is none."""
+    record = witness.record_file(Path(store.place))
+    return record.with_name("verified") / f"{store._db.uuid.hex()}.json" if record is not None else None
 
 
 class _Verification:

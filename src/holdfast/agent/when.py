@@ -1,17 +1,20 @@
 """When to checkpoint: what a user may ask for, checked, written down in a file, and said in words.
 
-Owns the options and nothing else: it has no clock, no agent and no store. ``schedule`` follows them. What always
-holds: a ``When`` that exists asks for something, its parts do not contradict each other, and every number is within its
-limits.
+Owns the options, and the file ``holdfast.toml`` in which they may stand; it has no clock, no agent and no store.
+``schedule`` follows them. What always holds: a ``When`` that exists asks for something, its parts do not contradict
+each other, and every number is within its limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import BadOption
+from holdfast.store.files import unavailable
 
 SPAN_MIN_S = 0.001
 """Less than a checkpoint takes: one would follow the other."""
@@ -194,3 +197,73 @@ def span_words(seconds: float) -> str:
 
 def _plural(number: float, unit: str) -> str:
     return f"{number:g} {unit}{'' if number == 1 else 's'}"
+
+
+# -- the file -------------------------------------------------------------------------------------------------
+
+DEFAULT = When(adaptive=True)
+"""What counts where nobody says anything."""
+
+FILE = "holdfast.toml"
+FILE_MAX_BYTES = 2**20
+
+
+def find_when(place: str, agent: str, *, is_directory: bool) -> When | None:
+    """The policy of an agent where its program gives none: of the store's file, or the project's, or the default.
+
+    The project is the directory that the store's is in; for a store on a server, the one that the program was started
+    in. If both files say something about the agent, they have to say the same.
+    """
+    folders = [Path(place), Path(place).parent] if is_directory else [Path()]
+    found = [(file, said[0]) for file in (folder / FILE for folder in folders) if (said := _said(file, agent))]
+    for file, when in found[1:]:
+        if when != found[0][1]:
+            raise BadOption(
+                f"{found[0][0]} and {file} disagree about when to checkpoint {agent!r}; it was not opened",
+                hint="Take it out of one of them, or say it in the program: store.agent(name, when=...).",
+            )
+    return found[0][1] if found else DEFAULT
+
+
+def _said(file: Path, agent: str) -> tuple[When | None] | None:
+    """What a file says about an agent, alone in a tuple; None if it says nothing, or is not there."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(FILE_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unavailable(error, f"reading {file}") from error
+    import tomllib  # few stores have such a file
+
+    try:
+        if len(data) > FILE_MAX_BYTES:
+            raise ValueError(f"it is longer than {FILE_MAX_BYTES:,} bytes")
+        content = tomllib.loads(data.decode())
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise BadOption(f"{file} cannot be read: {error}", hint="See the guide, When to checkpoint.") from error
+    _check_keys(content, {"when"}, str(file))
+    said = content.get("when")
+    if not isinstance(said, dict):
+        return None if said is None else (_policy(said, f"{file}, when"),)
+    single = said.pop("agents", {})
+    if not isinstance(single, dict):
+        raise BadOption(f"{file}, when.agents: a table is needed", hint='Write [when.agents."trip-*"].')
+    # All are read, so that a mistake is found when the file is used first, and not when that agent is opened.
+    policies = {pattern: _policy(one, f"{file}, when.agents.{pattern}") for pattern, one in single.items()}
+    common = [_policy(said, f"{file}, when")] if said else []
+    if agent in policies:
+        return (policies[agent],)
+    fits = [policies[pattern] for pattern in policies if fnmatchcase(agent, pattern)]
+    return ((*fits, *common)[0],) if fits or common else None
+
+
+def _policy(said: Any, where: str) -> When | None:
+    """A table, or ``false``: only when the program says so."""
+    return None if said is False else When.from_table(said, where)
+
+
+def _check_keys(content: dict[str, Any], known: set[str], where: str) -> None:
+    for key in content:
+        if key not in known:
+            raise BadOption(f"{where}: there is no {key!r}", hint=f"It may have {', '.join(sorted(known))}.")

@@ -41,7 +41,7 @@ def agents(
     with session.reading() as store:
         found = store.agents(pattern, limit=limited(limit, json=json), sort=sort)
         if json:
-            entries = [_as_json(info) for info in found]
+            entries = [info.to_json() for info in found]
             return session.json("agents", store=store.place, agents=entries, more=found.more)
         if not found:
             like = f" like {clean(pattern)}" if pattern is not None else " yet"
@@ -69,18 +69,6 @@ def _row(info: AgentInfo) -> list[Text | str]:
         ago(info.updated or info.created, now()),
         clean(head.label) if head else Text("no checkpoint yet", style="dim"),
     ]
-
-
-def _as_json(info: AgentInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "branches": info.branches,
-        "head": info.head.to_json() if info.head else None,
-        "checkpoints": info.checkpoints,
-        "abandoned": info.abandoned,
-        "created": info.created.isoformat(),
-        "updated": info.updated.isoformat() if info.updated else None,
-    }
 
 
 def copy(agent: Name, new: str, /, *, json: Json = False, session: Given) -> int:

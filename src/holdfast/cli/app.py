@@ -34,25 +34,30 @@ _HINTS = {
 }
 
 _LOOK = Group("Look", sort_key=1)
-_RUN = Group("Run", sort_key=2)
-_CHANGE = Group("Change", sort_key=3)
-_CARE = Group("Care", sort_key=4)
-_MOVE = Group("Move", sort_key=5)
-_MORE = Group("More", sort_key=6)
+_FIND = Group("Find", sort_key=2)
+_RUN = Group("Run", sort_key=3)
+_CHANGE = Group("Change", sort_key=4)
+_CARE = Group("Care", sort_key=5)
+_MOVE = Group("Move", sort_key=6)
+_MORE = Group("More", sort_key=7)
 # For each verb the module that has a function of that name, or, where it has commands of its own, an app. The module is
 # imported when the verb is asked for.
 _VERBS = {
     _LOOK: {
         "agents": "agents", "log": "history", "show": "history", "diff": "history", "when": "stats", "stats": "stats",
-        "dump": "dump",
+        "dump": "dump", "ui": "ui",
+    },
+    _FIND: {
+        "bisect": "find", "blame": "find", "check": "find", "explain": "explain", "drift": "explain", "logs": "explain",
+        "replay": "replays", "what_if": "replays", "validate": "replays", "probe": "find",
     },
     _RUN: {
         "run": "run", "worker": "run", "runs": "runs", "queues": "runs", "signal": "runs", "effects": "effects",
-        "events": "agents",
+        "events": "agents", "freeze": "processes", "thaw": "processes", "migrate": "processes",
     },
     _CHANGE: {
         "branch": "branches", "tag": "branches", "rollback": "branches", "undo": "branches", "copy": "agents",
-        "remove": "agents",
+        "remove": "agents", "reconcile": "explain",
     },
     _CARE: {
         "init": "store", "verify": "store", "repair": "store", "retain": "store", "tier": "store",

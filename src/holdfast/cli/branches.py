@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -39,8 +39,9 @@ from holdfast.cli.session import (
     writer,
 )
 from holdfast.cli.text import ago, clean, count, now
-from holdfast.cli.values import change_json, change_lines, named
+from holdfast.cli.values import change_lines, file_lines, named
 from holdfast.errors import BadOption, RollbackBlocked, command
+from holdfast.schemas import change_json, rollback_json
 
 _WAY_OUT = (
     "Load the program that can undo it (--load), decide what is in doubt (holdfast effects resolve), or leave it"
@@ -282,7 +283,7 @@ def rollback(
         done = consent.given(session, "Roll back?")
         head = plan.apply() if done else None
         if consent.json:
-            session.json("rollback", **_as_json(handle, plan, changes, done=done))
+            session.json("rollback", **rollback_json(handle, plan, changes, done=done))
         elif head is not None:
             _done(session.out, handle, head, plan)
     return ATTENTION if plan.blocked else consent.code(done=done)
@@ -326,6 +327,12 @@ def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Chan
             out.note(f"  … and {count(len(changed) - _SHOWN, 'more line')}")
     else:
         out.say("Only bookkeeping changes." if plan.diff.everything else "The state stays as it is.")
+    if plan.diff.files:
+        out.say(f"{count(len(plan.diff.files), 'file')} of {clean(str(handle.workspace or 'its workspace'))} change:")
+        for line in list(file_lines(plan.diff.files, 0))[:_SHOWN]:
+            out.say("  ", line)
+        if len(plan.diff.files) > _SHOWN:
+            out.note(f"  … and {count(len(plan.diff.files) - _SHOWN, 'more file')}")
     _show_effects(out, handle, plan)
 
 
@@ -363,16 +370,3 @@ def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan) -> N
         where = name if branch == "main" else f"{name}@{branch}"
         back = command("rollback", where, "--to", f"id:{plan.abandons[0].short_id}")
         out.command("To go forward again: ", back)
-
-
-def _as_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], *, done: bool) -> dict[str, Any]:
-    planned = plan.to_json()
-    return {
-        "agent": handle.name,
-        "branch": handle.branch_name,
-        "done": done,
-        "target": plan.target.to_json(),
-        "abandons": [checkpoint.to_json() for checkpoint in plan.abandons],
-        "changes": [change_json(change) for change in changes],
-        **{key: planned[key] for key in ("undo", "blocked", "accepted", "undone", "harmless", "children")},
-    }

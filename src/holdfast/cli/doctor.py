@@ -19,9 +19,10 @@ from typing import Any
 
 from rich.text import Text
 
+from holdfast import WorkspaceInfo
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
-from holdfast.cli.session import Given, Json, Session, is_url, shown
+from holdfast.cli.session import Given, Json, Session, half_way, is_url, shown
 from holdfast.cli.text import ago, clean, count, now, size
 from holdfast.errors import HoldfastError, NotAStore
 
@@ -52,6 +53,7 @@ def doctor(*, json: Json = False, session: Given) -> int:
     data["packages"] = packages(("apsw", "blake3", "msgspec", "ormsgpack", "zstandard"))
     data["optional"] = packages(OPTIONAL)
     data["sqlite"] = _sqlite()
+    data["freezing"] = _freezing()
     data["store"], code = _store(session)
     troubles = list(_troubles(data))
     data["troubles"] = [{"level": level, "text": text} for level, text in troubles]
@@ -69,12 +71,22 @@ def _sqlite() -> str:
     return apsw.sqlite_lib_version()
 
 
+def _freezing() -> dict[str, Any]:
+    """Whether processes can be frozen here."""
+    from holdfast.process import probe
+
+    found = probe()
+    about = {"program": found.program or None, "version": found.version or None, "keeps_tcp": found.tcp}
+    return {"usable": found.usable, **about, "problem": found.problem or None, "hint": found.hint or None}
+
+
 def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
     """What is known of the store (None when there is none), and the exit code that its state asks for."""
     try:
         with session.reading() as store:
             stats, some = store.stats(), store.agents(limit=1)
             found = {**stats, "agents": len(some) + some.more, "error": None}
+            found["workspaces"] = [one.to_json() for one in store.workspaces()]
     except HoldfastError as error:
         if isinstance(error, NotAStore) and session.place is None and not os.environ.get("HOLDFAST_STORE"):
             return None, 0  # nobody named one, and there need not be any
@@ -102,6 +114,9 @@ def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         return
     if store["moved"]:
         yield ("note", f"This store was moved to {store['moved']}, and can only be read.")
+    for one in store["workspaces"]:
+        if one["target"]:
+            yield ("warning", half_way(WorkspaceInfo(**one)))
     for place in filter(None, (store["objects"], *store["cold"])):
         if not place["reachable"]:
             yield ("warning", f"Packs lie in {place['place']}, which cannot be reached: bring it back.")
@@ -143,6 +158,12 @@ def _program(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "python", f"{data['python']} on {data['system']}"
     yield "sqlite", data["sqlite"]
     yield "packages", ", ".join(f"{name} {found or 'missing'}" for name, found in data["packages"].items())
+    freezing = data["freezing"]
+    if freezing["usable"]:
+        tcp = "connections can be kept" if freezing["keeps_tcp"] else "connections cannot be kept"
+        yield "freezing", f"CRIU {freezing['version']}; {tcp}"
+    else:
+        yield "freezing", f"no: {freezing['problem']}. {freezing['hint']}"
     yield "optional", ", ".join(f"{name} {found or 'not installed'}" for name, found in data["optional"].items())
 
 

@@ -65,11 +65,12 @@ def list_(
     json
         Print JSON (schema holdfast.dump.list/1).
     """
+    from holdfast.crash import entry
     from holdfast.crash.folder import found
 
     place = folder if folder is not None else folder_of(session)
     paths = found(place)
-    shown = [_entry(path) for path in (paths[:limit] if limit > 0 else paths)]
+    shown = [entry(path) for path in (paths[:limit] if limit > 0 else paths)]
     more = len(paths) - len(shown)
     if json:
         return session.json("dump.list", folder=str(place), dumps=shown, more=more)
@@ -93,16 +94,15 @@ def show(file: File | None = None, /, *, json: Json = False, session: Given) -> 
     json
         Print JSON (schema holdfast.dump.show/1).
     """
-    from holdfast.crash import open_dump
+    from holdfast.crash import dump_json, open_dump
     from holdfast.crash.pages import page
-    from holdfast.crash.summary import as_json, collect
+    from holdfast.crash.summary import collect
 
     with open_dump(find(session, file)) as opened:
-        found = collect(opened)
         if json:
-            session.json("dump.show", **as_json(found))
+            session.json("dump.show", **dump_json(opened))
         else:
-            _print(session.out, page(found))
+            _print(session.out, page(collect(opened)))
     return 0
 
 
@@ -427,22 +427,6 @@ def _pour(pieces: Iterable[str]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderGone from None
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    from holdfast.crash import open_dump
-    from holdfast.crash.summary import headline, moment
-
-    entry: dict[str, Any] = {"file": path.name, "size_bytes": 0, "trigger": "", "at": "", "what": "", "complete": False}
-    try:
-        entry["size_bytes"] = path.stat().st_size
-        with open_dump(path) as opened:
-            told = {"trigger": opened.trigger[:100], "at": moment(opened.at), "what": headline(opened)}
-            return {**entry, **told, "complete": bool(opened.index), "problem": ""}
-    except HoldfastError as error:
-        return {**entry, "problem": error.message}
-    except OSError as error:  # it was removed meanwhile, or belongs to somebody else
-        return {**entry, "problem": error.strerror or "cannot be read"}
 
 
 def _row(entry: dict[str, Any]) -> list[Text | str]:

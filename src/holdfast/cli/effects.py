@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from rich.text import Text
@@ -13,8 +13,9 @@ from holdfast.cli.output import Output
 from holdfast.cli.programs import given_json
 from holdfast.cli.session import Flag, Given, Json, Limit, OnBranch, Wait, is_pattern, limited, reader, writer
 from holdfast.cli.text import ago, clean, count, now, shorten
-from holdfast.cli.values import as_json, text_of, whose
+from holdfast.cli.values import whose
 from holdfast.errors import BadOption, command
+from holdfast.schemas import effect_json, text_of
 
 NO_DOUBT = "Nothing is in doubt."
 _CALL_CHARACTERS = 100
@@ -236,30 +237,3 @@ def _outcome(effect: Effect, limit: int = _RESULT_CHARACTERS) -> Text | str:
     if effect.status == "lost" and effect.result is not None:
         return text_of(effect.result, limit)
     return Text(clean(shorten(said, limit)), style="dim")
-
-
-def effect_json(effect: Effect, *, full: bool = False) -> dict[str, Any]:
-    """One effect in JSON. ``key`` and ``id`` are "" for reads; ``result`` is null unless it is known.
-
-    With ``let_go`` it is null, and so is ``args``.
-    """
-    given = None if effect.let_go else effect.whole() if full else effect.args
-    return {
-        "agent": effect.agent,
-        "branch": effect.branch,
-        "id": effect.id,
-        "key": effect.key,
-        "tool": effect.tool,
-        "kind": effect.kind,
-        "status": effect.status,
-        "run": effect.run,
-        "path": effect.path,
-        "number": effect.number,
-        "attempt": effect.attempt,
-        "at": effect.at.isoformat(),
-        "args": as_json(given),
-        "result": None if effect.let_go else as_json(effect.result),
-        "let_go": effect.let_go,
-        "error": effect.error,
-        "why": effect.why,
-    }

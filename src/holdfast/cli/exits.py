@@ -31,6 +31,7 @@ _CODES: dict[type[errors.HoldfastError | errors.Cancelled], int] = {
     errors.RunEnded: ATTENTION,
     errors.ResultLost: ATTENTION,
     errors.ResultForgotten: ATTENTION,
+    errors.BisectFailed: ATTENTION,
     errors.Outcome: RAISED,
     errors.Cancelled: RAISED,
 }

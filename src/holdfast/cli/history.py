@@ -14,28 +14,29 @@ from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import Agent, Checkpoint, Store
+from holdfast import Agent, Change, Checkpoint, FileInfo, Store
 from holdfast.cli.exits import DIFFERENT
 from holdfast.cli.output import Output
-from holdfast.cli.session import Bookkeeping, Flag, Given, Json, Limit, Revision, limited, looking, reader
+from holdfast.cli.session import Bookkeeping, Flag, Given, Json, Limit, Revision, Session, limited, looking, reader
 from holdfast.cli.text import ago, clean, count, moment, now, shorten, size
 from holdfast.cli.values import (
     FULL,
     Limits,
     Tree,
-    as_json,
-    change_json,
     change_lines,
-    follow,
-    kind_of,
-    parse_path,
+    file_lines,
+    outside_lines,
 )
 from holdfast.errors import BadOption
+from holdfast.schemas import as_json, change_json, crash_json, kind_of
+from holdfast.travel import Comparison, follow, parse_path
 
 _ABOUT = 100  # characters of a crash's error
 _ROOMY = 80  # columns of a terminal; a narrower one shows less of a line, so that the label is there
 # Changes that fit under a tree without pushing it off the screen.
 _CHANGES = 12
+# Lines of a diff that need no summary above them.
+_SUMMED = 10
 # Who asks for one place wants to see more of it.
 _PLACE = Limits(depth=8, items=40, characters=4_000)
 
@@ -123,7 +124,7 @@ class _History:
             "agent": self.agent.name,
             "branch": self.agent.branch_name,
             "checkpoints": [{**c.to_json(), "heads": self.names(c)[0], "abandoned": self.abandoned(c)} for c in shown],
-            "crashes": [_crash_json(one) for one in self.crashes],
+            "crashes": [crash_json(one) for one in self.crashes],
             "more": len(self.checkpoints) - len(shown),
             "abandoned_lines": len(self.agent.abandoned()),
         }
@@ -189,7 +190,7 @@ def _crashed(out: Output, history: _History, checkpoint_id: str, passing: str) -
     for one in history.crashes:
         if one.get("checkpoint", "") != checkpoint_id:
             continue
-        told = _crash_json(one)
+        told = crash_json(one)
         new_start = told["what"] == "rehydrate"
         mark = ("⚑" if new_start else "✗") if out.unicode else ("+" if new_start else "x")
         line = Text(passing + " " if passing else "", style="dim")
@@ -199,11 +200,6 @@ def _crashed(out: Output, history: _History, checkpoint_id: str, passing: str) -
         line.append(f"  {clean(shorten(about, _ABOUT))}  ")
         line.append(clean(told["dump"].rpartition("/")[2]), style="dim")
         out.say(line, wrap=False)
-
-
-def _crash_json(one: dict[str, Any]) -> dict[str, Any]:
-    keys = ("what", "error", "message", "trigger", "branch", "checkpoint", "dump")
-    return {**{key: str(one.get(key, "")) for key in keys}, "time": one["when"].isoformat()}
 
 
 def _names(history: _History, checkpoint: Checkpoint) -> Text:
@@ -298,6 +294,8 @@ def show(
     *,
     section: Annotated[str | None, Parameter(metavar="NAME", show_default=False)] = None,
     path: Annotated[str | None, Parameter(metavar="PATH", show_default=False)] = None,
+    file: Annotated[str | None, Parameter(metavar="PATH", show_default=False)] = None,
+    files: Flag = False,
     full: Flag = False,
     bookkeeping: Bookkeeping = False,
     json: Json = False,
@@ -313,15 +311,23 @@ def show(
         Show only this section of the state.
     path
         Show only this place, such as state.messages[3].
+    file
+        Write one file of its workspace to standard output, as it is. The path is relative to the workspace.
+    files
+        List the files of its workspace.
     full
         Show everything: no limit on depth, items or length.
     """
     if section is not None and path is not None:
         raise BadOption("--section and --path exclude each other", hint="A path begins with its section.")
+    if (file is not None or files) and (section is not None or path is not None or (files and file is not None)):
+        raise BadOption("--file and --files show nothing else", hint="Ask twice.")
     parts = (section,) if section is not None else parse_path(path or "")
     with session.reading() as store:
         agent, checkpoint = looking(store, revision)
         hidden = [] if bookkeeping else checkpoint.bookkeeping
+        if file is not None or files:
+            return _files(session, agent, checkpoint, file, json=json)
         if json:
             return session.json("show", **_as_json(agent, checkpoint, parts, _stack(store, agent, checkpoint), hidden))
         if parts:
@@ -331,7 +337,32 @@ def show(
             _sections(session.out, checkpoint, hidden)
             _tree(session.out, checkpoint, parts, hidden, full=full)
             _changes(session.out, checkpoint, hidden, full=full)
+            _changed_files(session.out, agent, checkpoint, full=full)
     return 0
+
+
+def _files(session: Session, agent: Agent, checkpoint: Checkpoint, file: str | None, *, json: bool) -> int:
+    """The files of a workspace: a list of them, or the content of one."""
+    if file is not None and not json:
+        session.out.data(agent.read_file(file, checkpoint))
+        return 0
+    found = [one for one in agent.files(checkpoint) if file is None or one.path == file]
+    if json:
+        told = {} if file is None else {"content": agent.read_file(file, checkpoint).decode(errors="backslashreplace")}
+        return session.json(
+            "files", agent=agent.name, checkpoint=checkpoint.to_json(), files=[one.to_json() for one in found], **told
+        )
+    rows = [
+        (f"{one.mode:04o}", size(one.size) if one.kind == "file" else one.kind, _path(one)) for one in found
+    ]  # fmt: skip
+    session.out.columns(("mode", "size", "path"), rows, right=(1,))
+    session.out.note(count(len(found), "path"))
+    return 0
+
+
+def _path(one: FileInfo) -> str:
+    mark = f"  ({one.mark})" if one.mark else ""
+    return clean(f"{one.path} -> {one.target}" if one.target else one.path) + clean(mark)
 
 
 def _value_at(checkpoint: Checkpoint, parts: tuple[Any, ...], hidden: Collection[str] = ()) -> Any:
@@ -365,6 +396,7 @@ def _header(out: Output, agent: Agent, checkpoint: Checkpoint, stack: list[str])
         ("tags", Text(tags, style="magenta") if tags else ""),
         ("kind", _kind(checkpoint)),
         ("validity", _validity(checkpoint)),
+        ("files", "with those of its workspace: --files lists them" if checkpoint.has_files else ""),
         ("added", f"{count(checkpoint.operations, 'change')}, {size(checkpoint.size_bytes)}"),
         *_metadata(checkpoint.metadata),
     ]
@@ -452,6 +484,20 @@ def _changes(out: Output, checkpoint: Checkpoint, hidden: Collection[str], *, fu
         out.note(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.")
 
 
+def _changed_files(out: Output, agent: Agent, checkpoint: Checkpoint, *, full: bool) -> None:
+    """What it has of files that the checkpoint before it has not, if that carried files, too."""
+    before = checkpoint.previous_id
+    files = agent.diff(f"id:{before}", checkpoint).files if before and checkpoint.has_files else ()
+    if not files:
+        return
+    out.say()
+    out.say(Text("Files changed by this checkpoint", style="bold"))
+    for line in file_lines(files if full else files[:_CHANGES], None if full else 0):
+        out.say(line)
+    if len(files) > _CHANGES and not full:
+        out.note(f"… {count(len(files) - _CHANGES, 'more file')}; --full shows all.")
+
+
 def _as_json(
     agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...], stack: list[str], hidden: Collection[str]
 ) -> dict[str, Any]:
@@ -485,46 +531,44 @@ def diff(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Show what differs between two checkpoints of an agent.
+    """Show what differs between any two points of history.
+
+    They may be checkpoints, branches, agents, runs, or a dump and a checkpoint. First the state, path by path, then
+    effects that only one side has, then metadata. Above what is long stands a summary.
 
     Parameters
     ----------
     old
-        The earlier side: NAME or NAME@REV.
+        The earlier side: NAME, NAME@REV, NAME@run:ID, or the file of a dump.
     new
-        The later side: NAME or NAME@REV. Without it, the newest checkpoint of the same agent.
+        The later side. Without it, the newest checkpoint of the same agent; for a dump, the one that it stood at.
     exit_code
         End with 1 when there are differences.
     """
     with session.reading() as store:
-        agent, before = looking(store, old)
-        other, after = looking(store, new) if new is not None else (agent, agent.at())
-        if other.name != agent.name:
-            raise BadOption(
-                f"{agent.name!r} and {other.name!r} are different agents",
-                hint="diff compares two checkpoints of one agent.",
-            )
-        compared = agent.diff(before, after)
-        found = compared.everything if bookkeeping else compared.changes
+        compared = store.diff(old, new)
+        found = compared.state.everything if bookkeeping else compared.state.changes
+        differs = bool(compared.state.everything or compared.state.files)
         if json:
-            session.json(
-                "diff",
-                agent=agent.name,
-                old=before.to_json(),
-                new=after.to_json(),
-                equal=before.digest == after.digest,
-                changes=[change_json(change) for change in found],
-            )
+            told = {**compared.to_json(), "changes": [change_json(change) for change in found]}
+            session.json("diff", equal=not differs, **told)
         else:
-            session.out.say(Text(f"--- {_title(agent, before)}", style="bold red"))
-            session.out.say(Text(f"+++ {_title(agent, after)}", style="bold green"))
-            for line in change_lines(found):
-                session.out.say(line)
-            changed = count(len(found), "change") if found else "no differences"
-            session.out.note(changed)
-    return DIFFERENT if exit_code and before.digest != after.digest else 0
+            _compared(session.out, compared, found)
+    return DIFFERENT if exit_code and differs else 0
 
 
-def _title(agent: Agent, checkpoint: Checkpoint) -> str:
-    label = f"  {checkpoint.label}" if checkpoint.label else ""
-    return clean(f"{agent.name}@id:{checkpoint.short_id}  #{checkpoint.depth}{label}")
+def _compared(out: Output, compared: Comparison, found: list[Change]) -> None:
+    files = compared.state.files
+    lines = [*change_lines(found), *file_lines(files), *outside_lines(compared)]
+    head = compared.summary() if len(lines) > _SUMMED else [f"--- {compared.old}", f"+++ {compared.new}"]
+    for text in head:
+        out.say(Text(clean(text), style={"---": "bold red", "+++": "bold green"}.get(text[:3], "")))
+    if len(head) > len(("---", "+++")):
+        out.say()
+    for line in lines:
+        out.say(line)
+    if compared.note and len(lines) <= _SUMMED:
+        out.note(clean(compared.note))
+    changed = [count(len(found), "change")] if found else []
+    changed += [count(len(files), "file")] if files else []
+    out.note(", ".join(changed) or "no differences")

@@ -107,6 +107,15 @@ class Output(Console):
             self.say()
             return False
 
+    def data(self, data: bytes) -> None:
+        """Bytes as they are."""
+        try:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderGone from None
+
     def json(self, data: dict[str, Any]) -> None:
         """One JSON document. Everything outside ASCII is escaped: any encoding carries it, no terminal acts on it."""
         try:

@@ -1,15 +1,13 @@
 """Programs that a person names: a module, a file, a function in one of them.
 
-Owns how they are loaded, and how their own errors are shown. Always holds: what is loaded was named on the command
-line; no name that a store holds leads here.
+Owns how scripts are run, and how their own errors are shown; how programs are loaded is ``run.programs``. Always holds:
+what is loaded was named on the command line; no name that a store holds leads here.
 """
 
 from __future__ import annotations
 
 import builtins
-import importlib
 import importlib.machinery
-import importlib.util
 import inspect
 import io
 import json
@@ -27,14 +25,13 @@ import holdfast
 from holdfast import Store
 from holdfast.cli.session import Session
 from holdfast.errors import BadOption
-from holdfast.run import Durable, Tool
+from holdfast.run import module_of
 
 Load = Annotated[tuple[str, ...], Parameter(name="--load", metavar="PROGRAM", negative="", show_default=False)]
 """How a verb that needs the tools of a program lets people name it."""
 
 _PACKAGE = str(Path(holdfast.__file__).parent)
 _PACKED = {".pyc", ".pyz", ".zip"}
-_SHOWN = 6
 _shown: list[BaseException] = []  # what has ended the script
 
 
@@ -52,86 +49,9 @@ def writing(session: Session, programs: Sequence[str]) -> Store:
     return holdfast.open(session.place, create=False)
 
 
-def module_of(program: str) -> ModuleType:
-    """Import one module or file. What it raises itself is not caught."""
-    if is_file(program):
-        return _from_file(Path(program))
-    _look_in(Path.cwd())
-    try:
-        return importlib.import_module(program)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{program}.".startswith(f"{error.name}."):
-            raise
-        raise BadOption(
-            f"there is no module {program!r}", hint="Name a module that can be imported from here, or a file.py."
-        ) from None
-    except (TypeError, ValueError):  # ".agent", "": no name at all
-        raise BadOption(f"{program!r} is not the name of a module") from None
-
-
-def function_of(text: str) -> Callable[..., Any]:
-    """The function that ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION`` names."""
-    place, _, name = text.rpartition(":")
-    module = module_of(place)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    is_tool = isinstance(getattr(found, "tool", None), Tool)
-    if is_tool or not callable(found):
-        there = [known for known, value in vars(module).items() if isinstance(getattr(value, "durable", None), Durable)]
-        raise BadOption(
-            f"{name!r} of {place} is a tool, which runs call" if is_tool else f"{place} has no function {name!r}",
-            hint=f"Durable functions in it: {', '.join(there[:_SHOWN]) or 'none'}.",
-        )
-    function: Callable[..., Any] = found
-    return function
-
-
 def waits(function: Callable[..., Any]) -> bool:
     """Whether it is async."""
     return inspect.iscoroutinefunction(inspect.unwrap(function))
-
-
-def is_file(program: str) -> bool:
-    return program.endswith(".py") or "/" in program
-
-
-def existing(program: str) -> Path:
-    """The file that is meant."""
-    file = Path(program)
-    if not file.is_file():
-        raise BadOption(
-            f"there is no file {program}", hint="A durable function is written MODULE:FUNCTION or FILE.py:FUNCTION."
-        )
-    return file
-
-
-def _from_file(file: Path) -> ModuleType:
-    """A file as the module that its neighbours would import it as, unless that name is taken."""
-    file = existing(str(file)).resolve()
-    _look_in(file.parent)
-    name = file.stem
-    known = sys.modules.get(name)
-    if known is not None:
-        if getattr(known, "__file__", None) == str(file):
-            return known
-        name = f"_holdfast_{name}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise BadOption(f"{file} is not a Python file")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _look_in(directory: Path) -> None:
-    """Modules there can be imported, as by ``python -m``."""
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
 
 
 def given_json(text: str, what: str) -> Any:

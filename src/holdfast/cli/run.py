@@ -27,18 +27,20 @@ import holdfast
 from holdfast import Agent, RunInfo, Store
 from holdfast.cli.complete import agents
 from holdfast.cli.exits import ATTENTION, DAMAGED, FAILED, RAISED, exit_code
-from holdfast.cli.programs import existing, function_of, given_json, load, run_file, show_ended, show_raised, waits
-from holdfast.cli.runs import run_json, style_of
+from holdfast.cli.processes import interval, supervised
+from holdfast.cli.programs import given_json, load, run_file, show_ended, show_raised, waits
+from holdfast.cli.runs import style_of
 from holdfast.cli.session import Flag, Given, Json, Session, Types, absolute, on_branch
 from holdfast.cli.text import clean, count
-from holdfast.cli.values import text_of, whose
+from holdfast.cli.values import whose
 from holdfast.errors import AgentBusy, BadOption, Cancelled, HoldfastError, UnknownAgent, Waiting
-from holdfast.run import DURABLES, Options, Worked, Worker, configured, known, told
+from holdfast.run import DURABLES, Options, Worked, Worker, configured, existing, function_of, known, told
+from holdfast.schemas import run_json, text_of
 
 Failed = Callable[[BaseException], Any]
 _RESULT_CHARACTERS = 400
 # Options of this verb that take a word after them; needed to find where a script's own words begin.
-_TAKING = frozenset({"--store", "--agent", "--args", "--id", "--limit", "--types"})
+_TAKING = frozenset({"--store", "--agent", "--args", "--id", "--images", "--limit", "--types"})
 
 
 def run(
@@ -53,6 +55,7 @@ def run(
     no_wait: Flag = False,
     limit: Annotated[float | None, Parameter(metavar="SECONDS", show_default=False)] = None,
     due: Flag = False,
+    images: Annotated[str | None, Parameter(metavar="every=TIME", show_default=False)] = None,
     no_dumps: Flag = False,
     types: Types = (),
     json: Json = False,
@@ -63,6 +66,7 @@ def run(
     * `holdfast run FILE [ARGS]`: as `python FILE ARGS`, with the store and the exit codes of this program.
     * `holdfast run MODULE:FUNCTION --agent NAME [--args JSON]`: from the beginning, or from where it stopped.
     * `holdfast run --due PROGRAM...`: runs that waited for a time or a signal that has come.
+    * `holdfast run --images every=60s -- COMMAND...`: any program, saved whole again and again.
 
     Ends with 7 when somebody has to decide something, 8 when it waits, 1 when it failed.
 
@@ -88,11 +92,17 @@ def run(
         Tell a run that begins now to stop after so many seconds, wherever it is executed then.
     due
         Resume every run whose time or signal has come, as far as it gets without waiting.
+    images
+        Save the program whole as often as this, as `holdfast freeze` does: every=60s, every=5m. The last three stay.
     no_dumps
         Do not watch the program: when it crashes, it leaves no dump.
     json
         Print JSON (schema holdfast.run/1, or holdfast.run.due/1). What the program prints goes to stderr.
     """
+    if images is not None:
+        if args is not None or id is not None or limit is not None or due or json:
+            raise BadOption("a program is run as it is", hint="holdfast run --images every=60s -- COMMAND...")
+        return supervised(session, [*([program] if program is not None else []), *words], interval(images), agent)
     if due:
         if agent is not None or args is not None or id is not None or limit is not None or change or again:
             raise BadOption(
@@ -138,7 +148,7 @@ def marked(arguments: Sequence[str]) -> list[str]:
     at, verb = 0, False
     while at < len(words):
         word = words[at]
-        if word in {"--", "--due"}:
+        if word in {"--", "--due", "--images"}:
             return words
         if word.startswith("-"):
             at += 2 if word in _TAKING else 1

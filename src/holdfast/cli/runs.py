@@ -6,7 +6,7 @@ run.py and worker.py.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -37,8 +37,9 @@ from holdfast.cli.session import (
     writer,
 )
 from holdfast.cli.text import ago, clean, count, moment, now, shorten
-from holdfast.cli.values import as_json, named, text_of, whose
-from holdfast.errors import BadOption, ResultForgotten
+from holdfast.cli.values import named, whose
+from holdfast.errors import BadOption
+from holdfast.schemas import run_json, signal_json, text_of
 
 _ERROR_CHARACTERS = 120
 _STYLES = {
@@ -320,15 +321,6 @@ def _until(time: datetime | None) -> str:
     return f"until {moment(time)}" if time is not None else ""
 
 
-def run_json(info: RunInfo) -> dict[str, Any]:
-    """One run in JSON. ``result`` is null until it has finished; with ``let_go``, what went is."""
-    found = {"args": None, "result": None}
-    for name in found:
-        with suppress(ResultForgotten):
-            found[name] = as_json(getattr(info, name))
-    return {**info.to_json(), **found}
-
-
 # -- queues ----------------------------------------------------------------------------------------------------------
 
 _Number = Annotated[str | None, Parameter(metavar="N", show_default=False)]
@@ -492,7 +484,7 @@ def _list_signals(session: Session, agent: str | None, *, everything: bool, json
         name, branch = on_branch(store, agent) if agent is not None else (None, None)
         found = [one for one in store.signals(name, branch=branch) if everything or one.status == "pending"]
         if json:
-            return session.json("signals", signals=[{**one.to_json(), "value": as_json(one.value)} for one in found])
+            return session.json("signals", signals=[signal_json(one) for one in found])
         if not found:
             session.out.say("No signals." if everything else "No signal waits to be taken.")
             return 0

@@ -19,12 +19,22 @@ from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import Agent, Checkpoint, Store
+from holdfast import Agent, Checkpoint, Store, WorkspaceInfo
 from holdfast.cli.complete import agents, refs, revisions
 from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
 from holdfast.cli.text import clean, shorten
-from holdfast.errors import BadOption, UnknownRevision
+from holdfast.errors import BadOption, UnknownRevision, command
+
+
+def half_way(one: WorkspaceInfo) -> str:
+    """What to say of a directory in which files are still to be put back."""
+    where = one.agent if one.branch == "main" else f"{one.agent}@{one.branch}"
+    finish = command("rollback", where, "--to", f"id:{one.target[:12]}")
+    return (
+        f"{one.path} on {one.host} is half-way between two checkpoints: files of {where} are still to be put back."
+        f" Whoever opens the agent there finishes that, for example `{finish}`."
+    )
 
 
 @dataclass(frozen=True)
@@ -37,14 +47,21 @@ class Session:
     err: Output = field(default_factory=lambda: Output(stderr=True))
 
     def reading(self) -> Store:
-        return holdfast.open(self.place, create=False, readonly=True, inert=True)
+        return self._told(holdfast.open(self.place, create=False, readonly=True, inert=True))
 
     def writing(self) -> Store:
-        return holdfast.open(self.place, create=False, inert=True)
+        return self._told(holdfast.open(self.place, create=False, inert=True))
 
     def working(self, types: Sequence[str]) -> Store:
         """Not inert: what is stored is to be worked with, by a program that was named."""
-        return holdfast.open(self.place, types=tuple(types))
+        return self._told(holdfast.open(self.place, types=tuple(types)))
+
+    def _told(self, store: Store) -> Store:
+        """Every verb says it when a directory is half-way between two checkpoints."""
+        for one in store.workspaces():
+            if one.half_way:
+                self.err.say(Text(f"holdfast: {clean(half_way(one))}", style="bold yellow"))
+        return store
 
     def json(self, schema: str, **data: Any) -> int:
         """Print one document, of the schema ``holdfast.NAME/1``."""

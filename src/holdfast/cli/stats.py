@@ -34,6 +34,11 @@ TRIGGERS = {
     "run": "a run began or ended",
     "phase failed": "a phase failed (beside the line)",
     "gate failed": "a gate was not passed (beside the line)",
+    "invariant failed": "an invariant was broken (beside the line)",
+    "watch": "a watchpoint was met",
+    "log": "a line of the log",
+    "metric": "a metric that drifts",
+    "probe": "a probe from outside",
 }
 
 

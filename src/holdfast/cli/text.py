@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from holdfast.text import clean, size
+from holdfast.text import age, clean, count, shorten, size
 
 __all__ = ["ago", "clean", "count", "moment", "now", "shorten", "size"]
-
-_MINUTE_S = 60
-_HOUR_S = 60 * _MINUTE_S
-_DAY_S = 24 * _HOUR_S
-
-
-def shorten(text: str, limit: int) -> str:
-    """At most ``limit`` characters; a cut is marked."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def ago(then: datetime, now: datetime) -> str:
@@ -25,17 +16,7 @@ def ago(then: datetime, now: datetime) -> str:
         return "in the future" if seconds < -1 else "just now"
     if seconds < 2:
         return "just now"
-    for limit, unit, word in (
-        (_MINUTE_S, 1, "s"),
-        (_HOUR_S, _MINUTE_S, "min"),
-        (_DAY_S, _HOUR_S, "h"),
-        (60 * _DAY_S, _DAY_S, "days"),
-        (730 * _DAY_S, 30 * _DAY_S, "months"),
-    ):
-        if seconds < limit:
-            count = int(seconds // unit)
-            return f"{count} {word.removesuffix('s') if count == 1 and len(word) > 1 else word} ago"
-    return f"{int(seconds // (365 * _DAY_S))} years ago"
+    return f"{age(seconds)} ago"
 
 
 def moment(time: datetime) -> str:
@@ -45,8 +26,3 @@ def moment(time: datetime) -> str:
 
 def now() -> datetime:
     return datetime.now(UTC)
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """``1 checkpoint``, ``2 checkpoints``, ``1,204 checkpoints``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

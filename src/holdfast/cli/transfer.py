@@ -24,7 +24,6 @@ from holdfast import Store, TransferReport
 from holdfast.cli.exits import exit_code
 from holdfast.cli.keys import ASKED, DestKey, Key, KeySource, SourceKey, environment_has_a_key, key_in
 from holdfast.cli.output import Output
-from holdfast.cli.programs import module_of
 from holdfast.cli.session import (
     SHOWN,
     Agents,
@@ -43,6 +42,7 @@ from holdfast.cli.session import (
 from holdfast.cli.store import Objects
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption, NotABundle, NotAStore, NotEncrypted, SourceUnreadable
+from holdfast.run import module_of
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph import ImportedThread, ImportReport
@@ -68,6 +68,9 @@ class Arrival:
     ] = False
     called: Annotated[str | None, option("What one agent is to be called where it arrives.", "NAME", name="--as")] = (
         None
+    )
+    images: Annotated[bool, option("Bring images of processes along, too. The other store has to be encrypted.")] = (
+        False
     )
 
 
@@ -104,7 +107,9 @@ def push(
     """
     other = _other(dest, "push DEST")
     with _both(session, session.place, other, ends, agents, arrival.called) as (source, store, progress):
-        report = source.push(store, agents, beside=arrival.beside, new_name=arrival.called, progress=progress)
+        report = source.push(
+            store, agents, beside=arrival.beside, new_name=arrival.called, images=arrival.images, progress=progress
+        )
     return _tell(session, report, "push", json=json)
 
 
@@ -123,7 +128,9 @@ def pull(
     """
     other = _other(source, "pull SOURCE")
     with _both(session, other, session.place, ends, agents, arrival.called) as (found, store, progress):
-        report = store.pull(found, agents, beside=arrival.beside, new_name=arrival.called, progress=progress)
+        report = store.pull(
+            found, agents, beside=arrival.beside, new_name=arrival.called, images=arrival.images, progress=progress
+        )
     return _tell(session, report, "pull", json=json)
 
 

@@ -1,4 +1,4 @@
-"""Values as people and programs read them: one line, a tree, JSON, what changed in them, and places inside them.
+"""Values as people read them on a terminal: a tree, and what changed in them. In JSON and on one line: ``schemas``.
 
 Owns the limits on what is shown, and says what they cut. Knows no storage. A value comes from a store that nobody
 vouches for: text is cleaned, sizes are looked at before anything is turned into text, cycles end.
@@ -6,25 +6,20 @@ vouches for: text is cleaned, sizes are looked at before anything is turned into
 
 from __future__ import annotations
 
-import ast
-import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
-from holdfast import MISSING, Change, Checkpoint, Effect, Record, RunInfo, SignalInfo
+from holdfast import MISSING, Change, Checkpoint, Effect, FileChange, RunInfo, SignalInfo
 from holdfast.cli.text import clean, count, shorten
-from holdfast.errors import BadOption, format_path
+from holdfast.errors import format_path
+from holdfast.schemas import children_of, kind_of, text_of
+from holdfast.travel import Comparison, words
 
-# Beyond this many bits Python refuses to write an integer in decimal, and nobody reads it.
-_INT_BITS = 8_192
 # A container that fits into this many characters is shown on one line.
 _INLINE_CHARACTERS = 68
-# What one value may cost before it is cut; a line on a terminal is shorter anyway.
-_TEXT_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -39,84 +34,6 @@ class Limits:
 FULL = Limits(depth=1_000, items=2**62, characters=2**62)
 
 
-def text_of(value: Any, limit: int = _TEXT_CHARACTERS) -> str:
-    """The value on one line, as Python writes it, at most about ``limit`` characters."""
-    return clean(shorten(_text(value, limit, 0), limit))
-
-
-def _text(value: Any, limit: int, depth: int) -> str:
-    if isinstance(value, str):
-        return repr(value) if len(value) <= limit else f"{value[:limit]!r}… ({count(len(value), 'character')})"
-    if isinstance(value, bytes | bytearray):
-        return repr(value) if len(value) <= limit else f"{value[:limit]!r}… ({count(len(value), 'byte')})"
-    if type(value) is int and value.bit_length() > _INT_BITS:
-        return f"{'-' if value < 0 else ''}0x{abs(value) >> (value.bit_length() - 64):x}… ({value.bit_length():,} bits)"
-    children = _children(value)
-    if children is None:
-        return repr(value)
-    if depth > 8:
-        return "…"
-    return _container(value, children, limit, depth)
-
-
-def _container(value: Any, children: list[tuple[Any, Any]], limit: int, depth: int) -> str:
-    opening, closing = _brackets(value)
-    parts: list[str] = []
-    used = 0
-    for key, item in children:
-        part = _text(item, limit - used, depth + 1)
-        if key is not None and not isinstance(value, list | tuple):
-            part = f"{key}={part}" if isinstance(value, Record) else f"{_text(key, limit, depth + 1)}: {part}"
-        parts.append(part)
-        used += len(part) + 2
-        if used > limit:
-            parts.append("…")
-            break
-    return f"{opening}{', '.join(parts)}{',' if isinstance(value, tuple) and len(parts) == 1 else ''}{closing}"
-
-
-def _brackets(value: Any) -> tuple[str, str]:
-    if isinstance(value, Record):
-        return f"{value.type_name}(", ")"
-    if isinstance(value, dict):
-        return "{", "}"
-    if isinstance(value, list):
-        return "[", "]"
-    if isinstance(value, tuple):
-        return "(", ")"
-    return ("frozenset({", "})") if isinstance(value, frozenset) else ("{", "}")
-
-
-def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """What is inside a container, as pairs of (key, item). The key of a set's item is None."""
-    if isinstance(value, Record):
-        fields = value.fields if value.form == "pydantic" else value.data
-        if isinstance(fields, dict) and value.form != "enum":
-            return list(fields.items())
-        return None if value.form == "enum" else [("data", value.data)]
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, list | tuple):
-        return list(enumerate(value))
-    if isinstance(value, set | frozenset):
-        # Python's order of a set differs from run to run; a listing must not.
-        return [(None, item) for item in sorted(value, key=repr)]
-    return None
-
-
-def kind_of(value: Any) -> str:
-    """``list, 12 items``: what a value is, without its content."""
-    children = _children(value)
-    name = value.type_name if isinstance(value, Record) else type(value).__name__
-    if isinstance(value, str):
-        return f"text, {count(len(value), 'character')}"
-    if isinstance(value, bytes | bytearray):
-        return f"{name}, {count(len(value), 'byte')}"
-    if children is None:
-        return clean(name)
-    return f"{clean(name)}, {count(len(children), 'field' if isinstance(value, Record) else 'item')}"
-
-
 class Tree:
     """Draws a value as a tree and keeps count of what the limits left out."""
 
@@ -129,7 +46,7 @@ class Tree:
         yield from self._branch("", "", Text(clean(name), style="bold"), value, 0)
 
     def _branch(self, lead: str, below: str, name: Text, value: Any, depth: int) -> Iterator[Text]:
-        children = _children(value)
+        children = children_of(value)
         inline = self._inline(value, children)
         line = Text().append(lead, style="dim").append_text(name)
         if inline is not None or children is None:
@@ -188,32 +105,6 @@ def _style(value: Any) -> str:
     return "blue" if isinstance(value, int | float) else ""
 
 
-def as_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
-    """The value in JSON's own types. What JSON lacks becomes an object with ``$type``; docs/cli.md has the table."""
-    if value is None or type(value) in {bool, str}:
-        return value
-    if type(value) is int and value.bit_length() <= _INT_BITS:
-        return value
-    if type(value) is float and math.isfinite(value):
-        return value
-    if id(value) in _above:
-        return {"$type": "cycle"}
-    above = (*_above, id(value))
-    if isinstance(value, list | tuple):
-        return [as_json(item, above) for item in value]
-    if isinstance(value, set | frozenset):
-        return [as_json(item, above) for item in sorted(value, key=repr)]
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: as_json(item, above) for key, item in value.items()}
-        return {"$type": "dict", "$items": [[as_json(k, above), as_json(v, above)] for k, v in value.items()]}
-    if isinstance(value, Record):
-        return {"$type": value.type_name, "$version": value.version, "$data": as_json(value.data, above)}
-    if type(value) is int:
-        return {"$type": "int", "$text": hex(value)}
-    return {"$type": type(value).__name__, "$text": repr(value)}
-
-
 # -- names: of agents and checkpoints
 
 
@@ -235,8 +126,18 @@ _SIDE_CHARACTERS = 200
 
 
 def change_lines(changes: Iterable[Change]) -> Iterator[Text]:
-    """``- where: old`` in red, ``+ where: new`` in green, ``~ where: kind`` where neither side is known."""
+    """``- where: old`` in red, ``+ where: new`` in green, ``~ where: kind`` where neither side is known.
+
+    Of two long texts, the words that differ.
+    """
     for change in changes:
+        if parts := words(change.old, change.new):
+            line = Text("~ ", style="bold yellow").append(clean(change.where), style="bold").append(": ", style="dim")
+            for sign, text in parts:
+                marked = {"-": f"[-{text}-]", "+": f"{{+{text}+}}"}.get(sign, text)
+                line.append(clean(shorten(marked, _SIDE_CHARACTERS)), style={"-": "red", "+": "green"}.get(sign, ""))
+            yield line
+            continue
         sides = [("-", "red", change.old), ("+", "green", change.new)]
         known = [side for side in sides if side[2] is not MISSING]
         for sign, colour, value in known:
@@ -247,73 +148,23 @@ def change_lines(changes: Iterable[Change]) -> Iterator[Text]:
             yield Text(f"~ {clean(change.where)}: {clean(change.kind)}", style="yellow")
 
 
-def change_json(change: Change) -> dict[str, Any]:
-    """One change in JSON. ``old`` and ``new`` are absent where there is none."""
-    data: dict[str, Any] = {"where": change.where, "path": [as_json(part) for part in change.path], "kind": change.kind}
-    if change.old is not MISSING:
-        data["old"] = as_json(change.old)
-    if change.new is not MISSING:
-        data["new"] = as_json(change.new)
-    return data
+def file_lines(files: Iterable[FileChange], most: int | None = None) -> Iterator[Text]:
+    """What happened to each file, and the lines that differ."""
+    colours = {"-": "red", "+": "green", "~": "yellow"}
+    for file in files:
+        for number, (sign, text) in enumerate(file.lines(most)):
+            style = colours.get(sign, "dim" if number else "")
+            yield Text(f"{sign} ", style=f"bold {style}".strip()).append(clean(text), style=style)
 
 
-# -- places: state.messages[3].content, as errors and diffs write them
-
-_WORD = re.compile(r"\.?([^\W\d]\w*)")
-# Names that an error lists to choose from.
-_CHOICES = 12
-
-
-def parse_path(text: str) -> tuple[Any, ...]:
-    """The parts of a path. A leading ``state`` stands for the root and may be left out."""
-    parts: list[Any] = []
-    at = 0
-    while at < len(text):
-        if text[at] == "[":
-            end, part = _bracket(text, at)
-        elif (match := _WORD.match(text, at)) and (at == 0 or text[at] == "."):
-            end, part = match.end(), match[1]
-        else:
-            raise BadOption(f"{text!r} is not a path", hint="Write it like state.messages[3] or state.rooms['a b'].")
-        parts.append(part)
-        at = end
-    if parts and parts[0] == "state" and not text.startswith("["):
-        del parts[0]
-    return tuple(parts)
-
-
-def _bracket(text: str, start: int) -> tuple[int, Any]:
-    end = text.find("]", start)
-    while end != -1:
-        try:
-            return end + 1, ast.literal_eval(text[start + 1 : end])
-        except (ValueError, SyntaxError, MemoryError, RecursionError):  # perhaps a `]` inside a key's text
-            end = text.find("]", end + 1)
-    raise BadOption(
-        f"{shorten(text[start:], 40)!r} has no closing bracket or no key in it", hint="Text keys need quotes: ['a b']."
-    )
-
-
-def follow(value: Any, parts: tuple[Any, ...], walked: tuple[Any, ...] = ()) -> Any:
-    """The value at the end of the path."""
-    for at, part in enumerate(parts):
-        inside = value
-        if isinstance(value, Record):
-            inside = value.fields if value.fields is not None else value.data
-        try:
-            value = inside[part]
-        except (KeyError, IndexError, TypeError):
-            here = format_path((*walked, *parts[:at]))
-            raise BadOption(f"{here} has no {part!r}", hint=_inside(here, inside)) from None
-    return value
-
-
-def _inside(here: str, value: Any) -> str:
-    if isinstance(value, dict):
-        names = [repr(key) for key in list(value)[:_CHOICES]]
-        return (
-            f"{here} has: {', '.join(names)}{', …' if len(value) > _CHOICES else ''}." if names else f"{here} is empty."
-        )
-    if isinstance(value, list | tuple):
-        return f"{here} has indexes 0 to {len(value) - 1}." if value else f"{here} is empty."
-    return f"{here} is a {type(value).__name__}; nothing is inside it."
+def outside_lines(compared: Comparison) -> Iterator[Text]:
+    """What differs outside of the state: effects, and metadata."""
+    for one in compared.effects:
+        colour = {"-": "red", "+": "green"}[one.sign]
+        about = f"{one.effect.tool}  {one.effect.status}  {one.effect.id or f'read {one.effect.number}'}"
+        yield Text(f"{one.sign} ", style=f"bold {colour}").append(f"effect {clean(about)}", style=colour)
+    for change in compared.metadata:
+        for sign, colour, value in (("-", "red", change.old), ("+", "green", change.new)):
+            if value is not MISSING:
+                where = f"{sign} {clean(format_path(change.path, 'metadata'))}: "
+                yield Text(where, style=f"bold {colour}").append(text_of(value, _SIDE_CHARACTERS), style=colour)

@@ -21,7 +21,7 @@ from holdfast.codec.diff import Differ, Relative, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
 from holdfast.codec.operations import Operation
 from holdfast.codec.proofs import Run, identical, run_of
-from holdfast.codec.state import Reader, Source, State, changes
+from holdfast.codec.state import Reader, Source, State, changes, check_section
 from holdfast.codec.told import Captured, Saved, Told, captured
 from holdfast.codec.tracked import Node
 from holdfast.codec.tree import Hunk, Tree, anchor, build
@@ -140,10 +140,7 @@ class Assigned(Saved):
             work = _Giving(self)
             truth = {name: tree for name, tree in told.sections.items() if name not in leaving}
             for name, value in values.items():
-                if type(name) is not str:
-                    raise Unencodable(
-                        f"a section's name is of type {type(name).__name__}", hint="Top-level keys of a state are str."
-                    )
+                check_section(name)
                 was = told.section(name) if name in truth else None
                 try:
                     truth[name] = work.tree(value, was if was is not None else self._away.get(name))

@@ -17,7 +17,7 @@ from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE, Leaf, 
 from holdfast.codec.containers import TrackedSet, wrap
 from holdfast.codec.contents import key_of, opened
 from holdfast.codec.diff import Differ, item_hunks
-from holdfast.codec.state import bulk, changes, in_order
+from holdfast.codec.state import bulk, changes, in_order, is_apart
 from holdfast.codec.told import Captured, captured
 from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
 from holdfast.codec.tree import Hunk, Tree, anchor, build, set_hunks
@@ -67,8 +67,9 @@ class Capture:
             return Captured(before)
         truth = before.copy()
         if doc.reordered:
-            kept, _ = in_order(list(before), list(sections))
+            kept, _ = in_order(before, sections)
             truth = {name: before[name] if name in kept else b"" for name in sections}
+            truth.update([(name, tree) for name, tree in before.items() if is_apart(name)])
             dirty = [section for section in sections.values() if section.dirty or section.name not in kept]
         for section in dirty:
             truth[section.name] = now = self._section(section, before.get(section.name))

@@ -55,7 +55,7 @@ def key_of(pair: bytes) -> bytes:
         return pair[: 1 + (head & 31)]
     if head < 0x80 or head >= 0xE0:
         return pair[:1]
-    if head == 0xD9:
+    if head in (0xD9, 0xC4):
         return pair[: 2 + pair[1]]
     return split(pair, 2)[0]
 

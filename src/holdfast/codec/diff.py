@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, pairwise
 from operator import is_not
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ _FIELDS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _ARRANGE_SAVES = 256
 # Bytes that setting a container whole must save: people read what changed inside it.
 _WHOLE_SAVES = 256
+# So many keys are looked up one by one; for more, all are read once.
+_SINGLY = 64
 # What an operation takes besides its values, about: its row, and each part of its path.
 _OPERATION_BYTES, _PART_BYTES = 12, 8
 
@@ -238,12 +240,24 @@ def _border(tree: Tree, leaf: int) -> int:
 def item_hunks(kind: bytes, old: list[bytes], new: list[bytes]) -> list[Hunk]:
     """What differs between the items of two containers of one kind; a dict's are pairs."""
     if kind == DICT:
-        spans = rekeyed(list(map(key_of, old)), old, list(map(key_of, new)), new)
+        spans = _in_their_places(old, new)
+        if spans is None:
+            spans = rekeyed(list(map(key_of, old)), old, list(map(key_of, new)), new)
     elif kind == LIST and len(old) == len(new) and old != new and _rearranged(old, new):
         spans = [Span(0, len(old), 0, len(new))]  # all in another order
     else:
         spans = aligned(old, new)
     return [Hunk(span.start, span.stop, new[span.at : span.to], old[span.start : span.stop]) for span in spans]
+
+
+def _in_their_places(old: list[bytes], new: list[bytes]) -> list[Span] | None:
+    """What differs between a dict's items where only values do: keys of thousands that are the same are not asked."""
+    if len(old) != len(new):
+        return None
+    places = [index for index in compress(range(len(old)), map(is_not, old, new)) if old[index] != new[index]]
+    if any(key_of(old[index]) != key_of(new[index]) for index in places):
+        return None
+    return [Span(index, index + 1, index, index + 1) for index in places]
 
 
 def _rearranged(old: list[bytes], new: list[bytes]) -> bool:
@@ -347,11 +361,29 @@ def keeping(old: Sequence[Any], new: Sequence[Any]) -> int:
     return len(new)
 
 
+def pair_hunks(tree: Tree, items: Mapping[bytes, bytes | None], fetch: Fetch) -> list[Hunk]:
+    """What becomes of a dict's tree when some items, by the encodings of their keys, are others, or, if None, go."""
+    if len(items) <= _SINGLY:
+        places = {key: tree.place(key, fetch) for key in items}
+        old = {key: tree.part(at, at + 1, fetch)[0] for key, at in places.items() if at >= 0}
+    else:
+        pairs = [(key_of(pair), pair) for pair in tree.all(fetch)]
+        places = {key: at for at, (key, _) in enumerate(pairs)}
+        old = dict(pairs)
+    found: list[Hunk] = []
+    come: list[bytes] = []
+    for key, item in items.items():
+        new = [key + item] if item is not None else []
+        if key not in old:
+            come += new
+        elif new != [old[key]]:
+            found.append(Hunk(places[key], places[key] + 1, new, [old[key]]))
+    found.sort()
+    return [*found, Hunk(tree.count, tree.count, come)] if come else found
+
+
 def rekeyed(old_keys: list[bytes], old: list[bytes], new_keys: list[bytes], new: list[bytes]) -> list[Span]:
     """As ``aligned``, for a dict: an item keeps its place, goes, or comes at the end, as operations on dicts do it."""
-    if old_keys == new_keys:
-        places = compress(range(len(old)), map(is_not, old, new))
-        return [Span(index, index + 1, index, index + 1) for index in places if old[index] != new[index]]
     count = keeping(old_keys, new_keys)
     where = {key: index for index, key in enumerate(old_keys)}
     kept = {where[key]: at for at, key in enumerate(new_keys[:count])}

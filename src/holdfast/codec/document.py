@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from types import FrameType
 from typing import Any, Self, SupportsIndex
 
@@ -18,21 +18,22 @@ from ormsgpack import Ext, packb
 
 from holdfast.codec import operations as op
 from holdfast.codec import wire
-from holdfast.codec.blocks import LIST, Leaf
+from holdfast.codec.blocks import DICT, LIST, Leaf
 from holdfast.codec.capture import Capture, appended_items, lacking
 from holdfast.codec.containers import live, wrap
 from holdfast.codec.contents import named
 from holdfast.codec.dicts import TrackedDict
+from holdfast.codec.diff import Differ, pair_hunks
 from holdfast.codec.intake import Intake, Originals, attached
 from holdfast.codec.operations import Operation
-from holdfast.codec.state import Source, State, Trees, in_order
-from holdfast.codec.told import Captured, Saved, Told
+from holdfast.codec.state import Sections, Source, State, Trees, changes, check_section, in_order, is_apart
+from holdfast.codec.told import Captured, Saved, Told, captured
 from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
-from holdfast.codec.tree import Tree, leaf_contents
+from holdfast.codec.tree import Tree, build, leaf_contents
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, is_immutable
 from holdfast.codec.watches import Watches
-from holdfast.errors import ReadOnly, StoreBusy, Unencodable, Untracked
+from holdfast.errors import ReadOnly, StoreBusy, Untracked
 
 MISSING = GONE
 # Bulk values that are remembered to be in chunks.
@@ -45,6 +46,7 @@ class Document(MutableMapping[str, Any], Saved):
     __slots__ = (
         "bulk",
         "capturing",
+        "given",
         "guard",
         "inert",
         "intake",
@@ -76,7 +78,10 @@ class Document(MutableMapping[str, Any], Saved):
         self.unfinished: Capture | None = None  # one that was cut short
         self.reordered = True  # whether sections may have come, gone or changed places
         self.told = Told(source)
-        self.sections: dict[str, Section] = {name: Section(name, dirty=False) for name in self.told.sections}
+        self.sections: dict[str, Section] = {
+            name: Section(name, dirty=False) for name in self.told.sections if not is_apart(name)
+        }
+        self.given: set[str] = set()  # sections of other layers that somebody here gives
         self.bulk = _Bulk()
         self.watches = Watches(registry)
         self.originals = Originals(registry)
@@ -122,10 +127,7 @@ class Document(MutableMapping[str, Any], Saved):
             self.check_writable()
             self.intake.changes += 1
             for name in incoming:
-                if type(name) is not str:
-                    raise Unencodable(
-                        f"a section's name is of type {type(name).__name__}", hint="Top-level keys of a state are str."
-                    )
+                check_section(name)
             known = self.sections
             stays = {name for name in incoming if name in known and name not in gone}
             # What is put back where it is, as after `state["x"] += [1]`, stays, also if another one gets it as well.
@@ -385,6 +387,8 @@ class Document(MutableMapping[str, Any], Saved):
     def _read_big(self, code: int, payload: bytes) -> Any:
         if code == wire.BIG:
             return live(self, self.told.tree(bytes(payload)), None, None)
+        if code == wire.CONTENT:
+            raise wire.corrupt("the content of a file, which no state has")
         value = decode(self.told.bulk(bytes(payload)), self.registry, inert=self.inert, owned=True)
         self.bulk.keep(value, _packed(code, payload))
         return value
@@ -508,7 +512,9 @@ class Document(MutableMapping[str, Any], Saved):
             told = self.told
             loaded = {name for name, section in self.sections.items() if section.value is not GONE}
             before = told.unacknowledged[0].before if told.unacknowledged else told.sections
-            for name in loaded:
+            # What was given of other layers is given again, whole.
+            loaded |= self.given & set(before)
+            for name in loaded & self.sections.keys():
                 section = self.sections[name]
                 section.dirty = True
                 if isinstance(section.value, Node):
@@ -519,6 +525,65 @@ class Document(MutableMapping[str, Any], Saved):
             told.unacknowledged = []
             told.sections = {name: b"" if name in loaded else tree for name, tree in before.items()}
 
+    # -- other layers -----------------------------------------------------------------------------------------
+
+    def apart(self, name: str) -> Tree | None:
+        """A dict of another layer, as it is told. Nobody has it as an object."""
+        with self.lock:
+            return self.told.section(name) if self.told.sections.get(name) else None
+
+    def give(
+        self, name: str, items: Mapping[bytes, bytes | None] | None, needs: frozenset[bytes] = frozenset()
+    ) -> None:
+        """Let a dict of another layer have other items, by the encodings of their keys. ``needs`` are their chunks.
+
+        An item that is None goes, and so does the whole dict without ``items``.
+        """
+        with self.lock:
+            told = self.told
+            self.given.add(name)
+            before, was = told.sections, self.apart(name)
+            truth = {other: tree for other, tree in before.items() if other != name or items is not None}
+            differ = Differ(told.trees.get, told.fetch)
+            if items is not None:
+                if was is None:
+                    found = [key + item for key, item in items.items() if item is not None]
+                    tree = told.settle(build(DICT, found))
+                else:
+                    hunks = pair_hunks(was, items, told.fetch)
+                    tree = told.settle(was.apply(hunks, told.fetch)) if hunks else was
+                    differ.known[was.root, tree.root] = differ.operations(DICT, was.count, tree.count, hunks)
+                truth[name] = tree
+            ops = changes(before, truth, differ, told)
+            if ops:
+                made = captured(before, truth, ops, {}, told.trees.get, told.fetch)
+                made.needs = needs
+                told.unacknowledged, told.sections = told.added(made), truth  # no call in between
+
+    def take_back(self, sections: Sections, dropped: Collection[Captured]) -> None:
+        """These captures were not written, and what they have of other layers will not be: it is as in ``sections``.
+
+        Whoever gave it gives it again.
+        """
+        with self.lock:
+            told = self.told
+            if not any(one in told.unacknowledged for one in dropped):
+                return  # all is told anew
+            before = {name: tree for name, tree in sections.items() if is_apart(name)}
+            if before != {name: tree for name, tree in told.sections.items() if is_apart(name)}:
+                for one in dropped:
+                    one.operations, one.needs = [], frozenset()  # worked out anew
+                told.sections = {name: tree for name, tree in told.sections.items() if not is_apart(name)} | before
+
+    def stand_on(self, other: State) -> None:
+        """Let all that is told of other layers be what another state of the store has of them."""
+        with self.lock:
+            told = self.told
+            found: dict[str, Tree | bytes] = {name: other.section(name) for name in other.sections if is_apart(name)}
+            for tree in other.trees:
+                told.trees.add(tree)
+            told.sections = {name: tree for name, tree in told.sections.items() if not is_apart(name)} | found
+
     def forget_changes(self) -> None:
         """What led here is in the history already: nothing is to be written for it."""
         with self.lock:
@@ -528,20 +593,20 @@ class Document(MutableMapping[str, Any], Saved):
     @property
     def changed(self) -> bool:
         """Whether a checkpoint would have something to write."""
-        with self.lock:
-            if self.capturing is not None and self._is_busy():
-                return True
-            self.settle()
-            return self.told.differs()
+        return self.changed_since(())
 
     def changed_since(self, under_way: Collection[Captured]) -> bool:
         """As ``changed``, while these captures are being written."""
         with self.lock:
-            return self.changed and self.told.differs(under_way)
+            if self.capturing is not None and self._is_busy():
+                return True
+            if self._grown() is None:
+                self.settle()
+            return self.told.differs(under_way)
 
     def digests(self) -> list[tuple[str, bytes]]:
         """Section digests of the live state."""
-        return self.settle().sections
+        return [one for one in self.settle().sections if not is_apart(one[0])]
 
     def is_attached(self, holder: Any) -> bool:
         """Whether the containers above a container, or section, hold it, and are in the state."""

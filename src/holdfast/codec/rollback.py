@@ -13,7 +13,7 @@ from holdfast.codec.blocks import LIST, SET, VALUE, root_of
 from holdfast.codec.containers import make_stale
 from holdfast.codec.contents import Opened, key_of, open_inline, opened
 from holdfast.codec.diff import item_hunks, tree_hunks
-from holdfast.codec.state import State, differences
+from holdfast.codec.state import Sections, State, differences, is_apart
 from holdfast.codec.told import Captured, captured
 from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
 from holdfast.codec.tree import Hunk, Tree
@@ -31,6 +31,8 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
     for tree in wanted.trees:
         doc.told.trees.add(tree)  # the store may lack those that operations led to
     for name, digest, hunks in plan:
+        if is_apart(name):
+            continue  # nobody has it as an object
         section = doc.sections.get(name) or Section(name, dirty=False)
         sections[name] = section
         section.dirty = True  # until it is what it is to be
@@ -46,6 +48,8 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
     waiting: list[Captured] = []
     if record:
         waiting = told.unacknowledged
+        for one in waiting:
+            one.before = _read(doc.told, one.before, digests)
         if ops:
             waiting = told.added(captured(before, wanted.sections, ops, {}, turning.at_hand, wanted.fetch))
     doc.reordered = True
@@ -58,6 +62,20 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
     for section in gone:
         turning.drop(section.value)
     turning.finish()
+
+
+def _read(told: State, before: Sections, wanted: list[tuple[str, bytes]]) -> Sections:
+    """What something that waits to be written comes after, read where it differs: another source would not find it."""
+    state = State(told.source)
+    state.trees = told.trees
+    for name, tree in before.items():
+        held = told.sections.get(name)
+        state.sections[name] = held if held is not None and _root(held) == _root(tree) else tree
+    for name, digest in wanted:
+        was = state.sections.get(name)
+        if was is not None and _root(was) != digest:
+            state.section(name)
+    return state.sections
 
 
 def _root(tree: Tree | bytes) -> bytes:

@@ -8,9 +8,11 @@ checkpoint recorded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from blake3 import blake3
 from ormsgpack import Ext, packb
 
 from holdfast.codec import blocks, contents, wire
@@ -25,10 +27,12 @@ from holdfast.codec.tree import Tree, anchor, build, read
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, decode_items
 from holdfast.codec.wire import collector_paused
-from holdfast.errors import CorruptValue, Damaged, UnknownType
+from holdfast.errors import CorruptValue, Damaged, Unencodable, UnknownType
 
 # Bulk values are cut into chunks of this size (format.md, section 5).
 CHUNK_BYTES = 8 * 1024 * 1024
+# The name of a section of another layer begins so (format.md, section 3).
+APART = "\0"
 # More places than this that differ in one section are not worth an operation each.
 OPERATIONS_MAX = 4_096
 
@@ -110,6 +114,15 @@ class State:
         self.sections: dict[str, Tree | bytes] = dict(self.source.sections)
         # Trees inside items, by their roots. Those that the store lacks are held by the leaves that name them.
         self.trees = Trees()
+        # Whoever compares two states reads of large containers only what differs. Then only places can be looked up to
+        # which the comparison has led: a key of a dict that is not in what was read is not there.
+        self.sparse = False
+
+    def with_sections(self, sections: Mapping[str, Tree | bytes]) -> State:
+        """Another state of the same source, with these sections of it."""
+        state = State(self.source)
+        state.trees, state.sections = self.trees, dict(sections)
+        return state
 
     def digests(self) -> list[tuple[str, bytes]]:
         """Section digests, in order."""
@@ -133,11 +146,25 @@ class State:
             raise CorruptValue("a bulk value is not what was written", what=("a bulk value",))
         return data
 
+    def prove_content(self, payload: bytes) -> None:
+        """Read the content of a file, by what stands in its place, and prove it. Little of it is in memory at once."""
+        parts = decode(payload)
+        if type(parts) is not list or len(parts) != 3 or type(parts[2]) is not list:
+            raise CorruptValue("the content of a file is a digest, a length and chunks")
+        digest, length, digests = parts
+        hasher, size = blake3(b"holdfast.value\0"), 0
+        for one in digests:
+            data = self.chunks([one])
+            hasher.update(data)
+            size += len(data)
+        if size != length or hasher.digest() != digest:
+            raise CorruptValue("the content of a file is not what was written", what=("the content of a file",))
+
     def tree(self, root: bytes) -> Tree:
         """A tree inside an item."""
         tree = self.trees.get(root)
         if tree is None:
-            tree = self.trees.add(read(root, self.fetch)[0])
+            tree = self.trees.add(read(root, self.fetch, sparse=self.sparse)[0])
         return tree
 
     def section(self, name: str) -> Tree:
@@ -161,7 +188,7 @@ class State:
         raw = None
         draft = Replay(self)
         if base is not None:
-            tree, raw = read(base, self.fetch)
+            tree, raw = read(base, self.fetch, sparse=self.sparse)
             if base == digest:
                 return tree, raw
             draft.sections[name] = tree
@@ -212,7 +239,7 @@ class State:
 
     def _index(self, tree: Tree, part: Any) -> int:
         if tree.kind == DICT:
-            return tree.place(key_bytes(part), self.fetch)
+            return tree.place(key_bytes(part), self.fetch, loaded=self.sparse)
         return part if tree.kind == LIST and type(part) is int and 0 <= part < tree.count else -1
 
     def differences(self, other: State) -> list[Operation]:
@@ -275,11 +302,15 @@ class State:
 class Reader:
     """Python values of a state: plain ones, each decoded when it is asked for.
 
-    ``inert``: instances of classes that are not known are records; None: only where such a class is met.
+    ``inert``: instances of classes that are not known are records; None: only where such a class is met. ``proven``:
+    what was read of files before, and need not be again.
     """
 
-    def __init__(self, state: State, registry: Registry, *, inert: bool | None = False) -> None:
+    def __init__(
+        self, state: State, registry: Registry, *, inert: bool | None = False, proven: set[bytes] | None = None
+    ) -> None:
         self._state, self._registry, self._inert = state, registry, inert
+        self._proven = proven if proven is not None else set()
 
     def value(self, data: bytes) -> Any:
         """The value of an encoding."""
@@ -329,7 +360,38 @@ class Reader:
     def _big(self, code: int, payload: bytes) -> Any:
         if code == wire.BIG:
             return self.content(self._state.tree(bytes(payload)))
+        if code == wire.CONTENT:
+            name = digest_of("holdfast.content", payload)
+            if name not in self._proven:
+                self._state.prove_content(bytes(payload))
+                self._proven.add(name)
+            return None
         return self.value(self._state.bulk(bytes(payload)))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is too large to be read on the way: a ``list``, ``dict`` or ``set`` of items, or a ``value`` of bytes."""
+
+    kind: str
+    count: int
+
+
+KINDS = {LIST: "list", DICT: "dict", SET: "set", VALUE: "value"}
+
+
+class Shallow(Reader):
+    """Reads values without what is large in them: that is ``Held``."""
+
+    def content(self, tree: Tree) -> Any:
+        if tree.kind == VALUE:
+            return self.value(tree.part(0, 1, self._state.fetch)[0])
+        return Held(KINDS[tree.kind], tree.count)
+
+    def _big(self, code: int, payload: bytes) -> Any:
+        if code == wire.BULK:
+            return Held("value", int(decode(payload)[1]))
+        return super()._big(code, payload)
 
 
 def bulk(data: bytes, chunks: dict[bytes, bytes]) -> bytes:
@@ -387,15 +449,36 @@ def section_operations(name: str, old: Tree, new: Tree, differ: Differ, state: S
     return under((name,), ops)
 
 
-def in_order(before: list[str], after: list[str]) -> tuple[set[str], list[Relative]]:
+def in_order(before: Iterable[str], after: Iterable[str]) -> tuple[set[str], list[Relative]]:
     """Which sections stay where they are; those that do not go first, and come back at the end, as in a dict."""
-    kept = set(after[: keeping(before, after)])
-    return kept, [(op.DELETE, (name,), ()) for name in before if name not in kept]
+    names = list(after)
+    shown = [name for name in names if not is_apart(name)]
+    kept = set(shown[: keeping([name for name in before if not is_apart(name)], shown)])
+    kept.update(filter(is_apart, names))
+    return kept & set(before), [(op.DELETE, (name,), ()) for name in before if name not in kept]
+
+
+def check_section(name: Any) -> None:
+    """Refuse what cannot be the name of a section of the state."""
+    if type(name) is not str:
+        raise Unencodable(
+            f"a section's name is of type {type(name).__name__}", hint="Top-level keys of a state are str."
+        )
+    if is_apart(name):
+        raise Unencodable(f"a section's name begins with a zero byte: {name!r:.80}", hint="Choose another name.")
+
+
+def is_apart(name: str) -> bool:
+    """Whether a section belongs to another layer than the state: programs neither see nor make such ones."""
+    return name[:1] == APART
 
 
 def digests(sections: Sections) -> list[tuple[str, bytes]]:
-    """Section digests, in order."""
-    return [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
+    """Section digests, in order; those of other layers come last, by their names."""
+    found = [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
+    if any(map(is_apart, sections)):
+        found.sort(key=lambda one: one[0] if is_apart(one[0]) else "")
+    return found
 
 
 def _digest(tree: Tree | bytes) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from holdfast.codec.blocks import DICT, Node, names_tree, roots_in
 from holdfast.codec.contents import key_of
@@ -23,7 +23,7 @@ from holdfast.codec.tree import Fetch, Tree
 class Captured:
     """What one checkpoint has to write."""
 
-    __slots__ = ("after", "before", "chunks", "fresh", "handed", "named", "nodes", "operations", "sections")
+    __slots__ = ("after", "before", "chunks", "fresh", "handed", "named", "needs", "nodes", "operations", "sections")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Captured:
         self.before = before if before is not None else {}  # what was told before
         self.named = named  # the trees that its operations name: what of them is not among its nodes, the store has
         self.handed = False  # whether somebody may be writing it
+        self.needs: frozenset[bytes] = frozenset()  # chunks of other layers that must be in the store
 
 
 class Told(State):
@@ -67,7 +68,9 @@ class Told(State):
             return [*waiting, captured]
         last = waiting[-1]
         chunks = {**last.chunks, **captured.chunks}
-        return [*waiting[:-1], Captured(captured.after, None, None, chunks, None, last.before)]
+        both = Captured(captured.after, None, None, chunks, None, last.before)
+        both.needs = last.needs | captured.needs
+        return [*waiting[:-1], both]
 
     def waiting(self, under_way: Collection[Captured], newest: Captured) -> Captured:
         """All that waits to be written, as one capture. ``under_way`` are captures that are being written."""
@@ -102,7 +105,9 @@ class Told(State):
             return held.get(root) or self.trees.get(root)
 
         chunks = {key: chunk for one in waiting for key, chunk in one.chunks.items()}
-        return captured(waiting[0].before, self.sections, ops, chunks, at_hand, self.fetch)
+        made = captured(waiting[0].before, self.sections, ops, chunks, at_hand, self.fetch)
+        made.needs = frozenset().union(*(one.needs for one in waiting))
+        return made
 
     def differs(self, under_way: Collection[Captured] = ()) -> bool:
         """Whether something waits to be written that is not on its way."""
@@ -125,6 +130,23 @@ class Told(State):
             for tree in captured.after.values():
                 if isinstance(tree, Tree):
                     self.let_go(tree)
+
+    @property
+    def stored(self) -> Sections:
+        """What the store was told by the captures that it has."""
+        return self.unacknowledged[0].before if self.unacknowledged else self.sections
+
+    def after(self, before: Sections, operations: list[Operation], nodes: Mapping[bytes, bytes]) -> Sections:
+        """What operations make of sections; ``nodes`` are those that the store may lack and that they name."""
+        made = State(_Beside(self.source, nodes))
+        made.sections, made.trees = dict(before), self.trees
+        made.do(operations)
+        return made.sections
+
+    def rest_on(self, after: Sections) -> None:
+        """Somebody else has told the store this meanwhile: what differs from it waits to be written."""
+        chunks = {key: chunk for one in self.unacknowledged for key, chunk in one.chunks.items()}
+        self.unacknowledged = [Captured(self.sections, None, None, chunks, None, after)]
 
     def let_go(self, tree: Tree) -> None:
         """Forget bytes that the store has."""
@@ -160,6 +182,19 @@ class Told(State):
                     places[item[skip:]] = node.digest, offset + skip
                     offset += len(item)
         return places
+
+
+class _Beside:
+    """A source, and nodes that it does not have yet."""
+
+    def __init__(self, source: Source, nodes: Mapping[bytes, bytes]) -> None:
+        self.base, self.sections = source.base, source.sections
+        self.bulk, self.operations, self.again = source.bulk, source.operations, source.again
+        self._source, self._nodes = source, nodes
+
+    def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
+        found = {one: self._nodes[one] for one in digests if one in self._nodes}
+        return {**self._source.nodes([one for one in digests if one not in found]), **found}
 
 
 class Saved(ABC):

@@ -21,6 +21,7 @@ from holdfast.codec.blocks import (
     DICT,
     DIGEST_BYTES,
     ENTRY_BYTES,
+    LEAF_MAX_BYTES,
     LIST,
     NODE_TAG,
     SET,
@@ -119,9 +120,15 @@ class Tree:
             for leaf in missing:
                 leaf.items = leaf_contents(self.kind, rows[leaf.digest])
 
-    def place(self, key: bytes, fetch: Fetch) -> int:
-        """Where a dict's key stands; -1 when it does not."""
+    def place(self, key: bytes, fetch: Fetch, *, loaded: bool = False) -> int:
+        """Where a dict's key stands; -1 when it does not. ``loaded``: it is looked for in what was read only."""
         leaf, start = self.leaves[0], 0
+        if loaded and self.where is None:
+            for leaf, start in zip(self.leaves, self.starts, strict=True):
+                for at, item in enumerate(leaf.items or ()):
+                    if item.startswith(key):
+                        return start + at
+            return -1
         if len(self.leaves) > 1:
             cell = self._index(fetch).get(key)
             if cell is None:
@@ -509,14 +516,18 @@ def build(kind: bytes, items: list[bytes]) -> Tree:
     return tree
 
 
-def read(root: bytes, fetch: Fetch) -> tuple[Tree, list[bytes]]:
-    """The tree under a root as the store has it, and its raw leaves. It keeps the items of the last leaf only."""
+def read(root: bytes, fetch: Fetch, *, sparse: bool = False) -> tuple[Tree, list[bytes]]:
+    """The tree under a root as the store has it, and its raw leaves. It keeps the items of the last leaf only.
+
+    ``sparse``: of a list or a dict, all other leaves are read when somebody looks at them, and their sizes are guesses.
+    """
     rows = [fetch([root])[root]]
     kind = rows[0][:1]
     if kind not in _KINDS or len(rows[0]) < 2:
         raise CorruptValue(f"a node of the unknown kind {kind!r}")
     digests: list[bytes] = [root]
     levels: list[list[Index]] = []
+    unread: list[Leaf] = []
     for level in range(rows[0][1], 0, -1):
         below: list[bytes] = []
         levels.append([])
@@ -528,9 +539,14 @@ def read(root: bytes, fetch: Fetch) -> tuple[Tree, list[bytes]]:
             index.stored = True
             levels[-1].append(index)
             below += [entry[:DIGEST_BYTES] for entry in entries]
+            if sparse and level == 1 and kind in (LIST, DICT):
+                unread += [_unread(entry) for entry in entries]
+        if unread:
+            unread.pop()
+            below = below[-1:]
         found = fetch(below)
         rows, digests = [found[digest] for digest in below], below
-    leaves = []
+    leaves = unread
     for digest, node in zip(digests, rows, strict=True):
         _expect_node(node, kind, 0)
         leaf = Leaf(None, int.from_bytes(node[-COUNT_BYTES:], "big"), len(node) - 2 - COUNT_BYTES, closed=True)
@@ -547,6 +563,14 @@ def read(root: bytes, fetch: Fetch) -> tuple[Tree, list[bytes]]:
 
 
 _KINDS = frozenset({LIST, DICT, SET, VALUE})
+
+
+def _unread(entry: bytes) -> Leaf:
+    """A leaf of which only its entry is known."""
+    leaf = Leaf(None, int.from_bytes(entry[DIGEST_BYTES:], "big"), LEAF_MAX_BYTES, closed=True)
+    leaf.named(entry[:DIGEST_BYTES])
+    leaf.stored, leaf.inner = True, ()
+    return leaf
 
 
 def _expect_node(node: bytes, kind: bytes, level: int) -> None:

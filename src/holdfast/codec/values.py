@@ -525,7 +525,7 @@ class Reading:
             if not self.inert:
                 raise
             return Record(code, bytes(data), error.type_name, 1, ITEMS, atoms.parts_of(data))
-        if code not in {wire.BIG, wire.BULK}:
+        if code not in {wire.BIG, wire.BULK, wire.CONTENT}:
             raise corrupt(f"an extension of the unknown code {code}")
         if self.big is None:
             raise corrupt("a part that is stored elsewhere, inside a value that must be complete")

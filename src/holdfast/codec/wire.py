@@ -51,6 +51,7 @@ COUNTER = 28
 DEFAULTDICT = 29
 BIG = 40
 BULK = 41
+CONTENT = 42
 
 MAX_DEPTH = 100
 """Containers inside one another. Far above real states, far below what would exhaust the C stack."""

@@ -19,15 +19,20 @@ if TYPE_CHECKING:
     from holdfast.crash.inside import add_part, capture
     from holdfast.crash.kinds import Limits
     from holdfast.crash.memory import Snapshot, heap
+    from holdfast.crash.redaction import Redactor
+    from holdfast.crash.summary import dump_json, entry
 
 __all__ = [
     "Dump",
     "Installed",
     "Limits",
+    "Redactor",
     "Snapshot",
     "add_part",
     "capture",
+    "dump_json",
     "dumps",
+    "entry",
     "folder_of",
     "heap",
     "install",
@@ -39,10 +44,13 @@ _HOMES = {
     "Dump": "holdfast.crash.dump",
     "Installed": "holdfast.crash.hooks",
     "Limits": "holdfast.crash.kinds",
+    "Redactor": "holdfast.crash.redaction",
     "Snapshot": "holdfast.crash.memory",
     "add_part": "holdfast.crash.inside",
     "capture": "holdfast.crash.inside",
+    "dump_json": "holdfast.crash.summary",
     "dumps": "holdfast.crash.folder:found",
+    "entry": "holdfast.crash.summary",
     "folder_of": "holdfast.crash.folder:of",
     "heap": "holdfast.crash.memory",
     "install": "holdfast.crash.hooks",

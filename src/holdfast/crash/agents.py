@@ -284,7 +284,7 @@ def _is_elsewhere(path: Path, asked: Collection[str]) -> bool:
 def _kind(stands: dict[str, Any]) -> Any:
     """The class of store that the process had: the room above has one that knows effects."""
     module, _, name = str(stands.get("kind", "")).rpartition(".")
-    if module not in ("holdfast.agent.store", "holdfast.run.store"):
+    if module not in ("holdfast.agent.store", "holdfast.run.store", "holdfast.travel.handle"):
         module, name = "holdfast.agent.store", "Store"
     return getattr(import_module(module), name)
 
@@ -340,6 +340,8 @@ def _branch(handle: Any) -> str:
 
 
 def _state(document: Any) -> dict[str, Any]:
+    from holdfast.codec.state import is_apart  # its packages are there where a document is, and not in every sidecar
+
     budget = [_STATE_VALUES]
     state: dict[str, Any] = {}
     unread, changed, digests = [], [], []
@@ -355,9 +357,10 @@ def _state(document: Any) -> dict[str, Any]:
         if section.dirty or getattr(before, "root", before) != digests[-1][1]:
             changed.append(name)
         state[name] = _named(name, section.value, budget, 0)
+    shown = [name for name in told.sections if not is_apart(name)]
     found: dict[str, Any] = {
         "state": state,
-        "dirty": bool(told.unacknowledged or changed or list(told.sections) != list(document.sections)),
+        "dirty": bool(told.unacknowledged or changed or shown != list(document.sections)),
         "state_cut": budget[0] <= 0,
     }
     if unread:
@@ -406,6 +409,11 @@ def _named(name: str, value: Any, budget: list[int], depth: int) -> Any:
     """A value under its name. Where the name says that it is secret, only whether there is one is shown."""
     shown = _plain(value, budget, depth)
     return BY_NAME if looks_secret(name) and shown is not None and type(shown) is not bool else shown
+
+
+def in_dump(name: str, value: Any) -> Any:
+    """A section as a dump shows it."""
+    return _named(name, value, [_STATE_VALUES], 0)
 
 
 def _first(base: type, value: Any, most: int) -> list[Any]:

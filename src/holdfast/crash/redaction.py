@@ -180,6 +180,10 @@ class Redactor:
                 self._names[name] = known
         return known
 
+    def doubtful(self, name: Any, value: Any) -> bool:
+        """Whether a text is as keys are, and stands under a name that may be a key's: ``tokens``, ``cache_key``."""
+        return isinstance(name, str) and isinstance(value, str) and may_be_secret(name) and looks_random(value)
+
     def learn(self, value: str) -> None:
         """A value that stood under a secret name: it goes wherever else it appears, in whatever spelling.
 

@@ -14,7 +14,7 @@ import gc
 import posixpath
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -314,10 +314,7 @@ def read_sequence(walker: Walker, value: Any, base: Any, layout: Layout) -> list
     if layout.fields and len(layout.fields) == total:
         items = walker.pairs(zip(layout.fields, shown, strict=False))
         return [kinds.OBJECT, walker.type_number(layout.name), items]
-    items = [walker.entry(item) for item in shown]
-    walker.spend(len(items) * ENTRY_COST)
-    total = total if total > len(items) else None
-    return [kinds.LIST, walker.type_number(layout.name), items, total, walker.attributes(value, layout)]
+    return _listed(walker, value, layout, shown, total)
 
 
 def read_collection(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any]:
@@ -326,10 +323,14 @@ def read_collection(walker: Walker, value: Any, base: Any, layout: Layout) -> li
         shown = list(islice(base.__iter__(value), walker.items))
     except RuntimeError:  # changed by another thread
         shown = []
+    return _listed(walker, value, layout, shown, total)
+
+
+def _listed(walker: Walker, value: Any, layout: Layout, shown: Sequence[Any], total: int) -> list[Any]:
     items = [walker.entry(item) for item in shown]
     walker.spend(len(items) * ENTRY_COST)
-    total = total if total > len(items) else None
-    return [kinds.LIST, walker.type_number(layout.name), items, total, walker.attributes(value, layout)]
+    left_out = total if total > len(items) else None
+    return [kinds.LIST, walker.type_number(layout.name), items, left_out, walker.attributes(value, layout)]
 
 
 def read_text(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any]:

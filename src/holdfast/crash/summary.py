@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from holdfast.crash import display, kinds
 from holdfast.crash.display import text_of
-from holdfast.crash.dump import Dump
+from holdfast.crash.dump import Dump, open_dump
 from holdfast.crash.records import (
     Agent,
     Checkpoint,
@@ -34,6 +35,7 @@ from holdfast.crash.records import (
     as_int,
     innermost,
 )
+from holdfast.errors import HoldfastError
 from holdfast.text import clean, size
 
 # -- what is unusual -------------------------------------------------------------------------------------------------
@@ -357,6 +359,39 @@ def short(text: str, most: int = TEXT) -> str:
 
 
 # -- as JSON ---------------------------------------------------------------------------------------------------------
+
+
+def entry(path: Path) -> dict[str, Any]:
+    """A dump in a list. ``cause`` is the same for dumps of one fault; ``problem``: why it cannot be read."""
+    told: dict[str, Any] = {"file": path.name, "size_bytes": 0, "trigger": "", "at": "", "what": "", "complete": False}
+    try:
+        told["size_bytes"] = path.stat().st_size
+        with open_dump(path) as opened:
+            told |= {"trigger": opened.trigger[:100], "at": moment(opened.at), "what": headline(opened)}
+            kind, where = cause(opened)
+            return {**told, "complete": bool(opened.index), "problem": "", "cause": kind, "where": where}
+    except HoldfastError as error:
+        return {**told, "problem": error.message, "cause": "", "where": ""}
+    except OSError as error:  # it was removed meanwhile, or belongs to somebody else
+        return {**told, "problem": error.strerror or "cannot be read", "cause": "", "where": ""}
+
+
+def cause(dump: Dump) -> tuple[str, str]:
+    """What dumps of one fault have in common: what failed, and the function of the program in which it did.
+
+    Lines and values differ from one time to the next, so they are not in it.
+    """
+    failure = dump.exceptions[0] if dump.exceptions else None
+    frames = failure.frames if failure is not None else dump.threads[0].frames if dump.threads else ()
+    frame = frames[innermost(frames)] if frames else None
+    kind = failure.type_name if failure is not None else dump.trigger
+    file = place(frame, dump.process.cwd).rpartition(":")[0] if frame is not None else ""
+    return clean(short(kind, NAME)), clean(f"{short(frame.function, NAME)} in {file}") if frame is not None else ""
+
+
+def dump_json(dump: Dump) -> dict[str, Any]:
+    """What a dump tells first."""
+    return as_json(collect(dump))
 
 
 def as_json(found: Summary) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class Watch:
                 warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # it is a list
             self._filter = None
         self._tell()
+        self._probed()
         if self._deadlocks and monotonic() >= self._next:
             began = thread_time()
             self._look_for_cycles()
@@ -151,6 +152,12 @@ class Watch:
         for name in [name for name in self._told if name not in now]:
             side.tell(kinds.AGENT, name, None)
             del self._told[name]
+
+    def _probed(self) -> None:
+        """Somebody may wait to put a probe into this process."""
+        from holdfast.crash import probe
+
+        probe.answer()
 
     def _look_for_cycles(self) -> None:
         """A cycle is believed when it is seen twice: threads move while they are looked at."""

@@ -13,10 +13,24 @@ from holdfast import lazy as _lazy
 if TYPE_CHECKING:
     from holdfast.run.durables import DURABLES, Durable, Options, configured, known
     from holdfast.run.outcomes import told
+    from holdfast.run.programs import existing, function_of, module_of
     from holdfast.run.tools import Tool
     from holdfast.run.worker import Worked, Worker
 
-__all__ = ["DURABLES", "Durable", "Options", "Tool", "Worked", "Worker", "configured", "known", "told"]
+__all__ = [
+    "DURABLES",
+    "Durable",
+    "Options",
+    "Tool",
+    "Worked",
+    "Worker",
+    "configured",
+    "existing",
+    "function_of",
+    "known",
+    "module_of",
+    "told",
+]
 
 _HOMES = {
     "DURABLES": "holdfast.run.durables",
@@ -26,7 +40,10 @@ _HOMES = {
     "Worked": "holdfast.run.worker",
     "Worker": "holdfast.run.worker",
     "configured": "holdfast.run.durables",
+    "existing": "holdfast.run.programs",
+    "function_of": "holdfast.run.programs",
     "known": "holdfast.run.durables",
+    "module_of": "holdfast.run.programs",
     "told": "holdfast.run.outcomes",
 }
 

@@ -62,11 +62,14 @@ class Item(Run):
     def look(self) -> None:
         """As above."""
 
-    def _point(self, lane: Lane, path: str, label: str, asked: str | None) -> Any:  # noqa: ARG002 - as above
+    def _point(self, lane: Lane, path: str, label: str, asked: str | None) -> Any:
         """It has no safe points, either. A tool that asks for a checkpoint is told so."""
-        return self._checkpoint(lane, label, asked) if asked == TOOL else None
+        return self._checkpoint(lane, path, label) if asked == TOOL else None
 
-    def _checkpoint(self, lane: Lane, label: str, trigger: str) -> Any:  # noqa: ARG002 - as it is for runs
+    def _looking(self, path: str) -> Steps:  # noqa: ARG002 - as it is for runs
+        yield from ()
+
+    def _checkpoint(self, lane: Lane, path: str, label: str, **options: Any) -> Any:  # noqa: ARG002 - as for runs
         raise BadOption(
             "an item of a batch takes no checkpoint: the state is not its own",
             hint="What its tools return is recorded anyway. For work with a state, give the item an agent of its own.",

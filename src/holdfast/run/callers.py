@@ -57,6 +57,11 @@ def end(token: Token, still: Callable[[], bool]) -> None:
         _under_way.pop(token, None)
 
 
+def any_under_way() -> bool:
+    """Whether this process is making a call that changes something outside, or has given one up that goes on."""
+    return any(still() for still in list(_under_way.values()))
+
+
 def _always() -> bool:
     return True
 

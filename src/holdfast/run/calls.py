@@ -62,6 +62,7 @@ from holdfast.run.steps import (
     drive,
     drive_later,
     is_cancelled,
+    turn_again,
 )
 from holdfast.run.streams import Kept
 from holdfast.run.tools import Tool
@@ -177,8 +178,13 @@ def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any
     """The steps of one call. In a run there is a safe point before it, and one after its result."""
     scope: Scope = lane.scope
     path = lane.path
+    look = getattr(scope.agent, "looking", None)  # of a handle that somebody watches
+    if look is not None:
+        look(f"before {tool.name}")
     scope.around(lane, path, tool, "before")
     result = yield from _perform(lane, tool, args, kwargs)
+    if look is not None:
+        look(f"after {tool.name}")
     scope.around(lane, path, tool, "after")
     return result
 
@@ -204,7 +210,7 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
             if outcome is not None:
                 if tool.stream and not call.lost:
                     yield HandOut(fetch(outcome.value, scope.ledger, scope.registry) or [])
-                yield Turn(scope, path)
+                yield from turn_again(scope, call)
                 return (yield from recall(scope, tool, call)) if call.lost else give(scope, tool, path, outcome)
             if call.cancelled:
                 if tool.stream and tool.waits and call.done is not None:
@@ -468,9 +474,10 @@ class Live:
         except BaseException as error:
             if is_cancelled(error) and call.done is not None:  # it is committed, and the turn has to be taken
                 yield Turn(scope, self.path)
+                scope.told_cancelled(self.path)
             raise
         self._leave()
-        yield Turn(scope, self.path)
+        yield Turn(scope, self.path, new=True)
         return fetch(stowed.value, Local(stowed), scope.registry)
 
     # -- failing --------------------------------------------------------------------------------------------
@@ -600,7 +607,7 @@ class Live:
         self.call.done = done
         flush = self.call.number > 0
         self.scope.complete(done, stowed, soon=flush)
-        yield Turn(self.scope, self.path, flush=flush)
+        yield Turn(self.scope, self.path, flush=flush, new=True)
         self.settled = True
 
     def _succeed(self, value: Any, how: str = "value") -> Steps:
@@ -660,7 +667,7 @@ class Live:
             self.effect.status = "running"
             return None
         scope.complete(decision, stowed)
-        yield Turn(scope, self.path, flush=True)
+        yield Turn(scope, self.path, flush=True, new=True)
         return (give(scope, self.tool, self.path, decision, stowed),)
 
     def _leave_open(self, why: str) -> None:

@@ -63,6 +63,8 @@ class Effect(Struct, eq=False, kw_only=True):
     """Whether its arguments and its result were let go: reading them raises ``ResultForgotten``."""
     still: Callable[[], bool] = lambda: False
     """Whether a call that was given up is still going on."""
+    took_s: float | None = None
+    """How long the newest attempt took; None while that is not known."""
     _at_us: int = 0
     _args: Callable[[], dict[str, Any]]
     _whole: Callable[[], dict[str, Any]] | None = None

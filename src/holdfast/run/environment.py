@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
+import re
 import sys
 import threading
 import uuid
@@ -30,10 +32,14 @@ from holdfast.run.scope import EFFECT, current, here
 from holdfast.run.tools import Tool, tool
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from holdfast.agent.branch import BranchWriter
+    from holdfast.process.quiesce import Hooks, Quiesce
     from holdfast.run.host import AgentHost
 
 log = logging.getLogger("holdfast.run")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|PRIVATE|COOKIE|SESSION|DSN|_PWD", re.IGNORECASE)
 H = TypeVar("H")
 G = TypeVar("G")
 
@@ -95,6 +101,80 @@ class Environment:
         """
         self._check_writer()
         return self._host.companions.resource(Resource(self._host, name, open, close, describe, fork))
+
+    def handle(
+        self,
+        name: str,
+        *,
+        open: Callable[..., H],
+        describe: Callable[[H], Any],
+        close: Callable[[H], object] | None = None,
+        fork: Callable[[Any], Any] | None = None,
+    ) -> Resource[H]:
+        """A session or transaction that is kept by its description: ``open(description)`` opens it again.
+
+        As resource(), which also takes what has no description. After a restore, a rollback, or going back to a fork
+        point, the next use opens it anew.
+        """
+        return self.resource(name, open=open, close=close, describe=describe, fork=fork)
+
+    def keep_environment(self, *names: str) -> dict[str, str]:
+        """Keep these environment variables with the agent, and none besides; returns their values.
+
+        Where the agent is restored in a process that lacks one of them, it is set to what was kept. Names that sound
+        like a secret's are refused: give those with ``agent.secret``.
+        """
+        for name in names:
+            check_text(name, "the name of an environment variable")
+            if _SECRET.search(name):
+                raise BadOption(
+                    f"{name} sounds like a secret, which is never kept", hint="Use agent.secret(name, value)."
+                )
+
+        def found(kept: Any = None) -> dict[str, str]:
+            for name, value in (kept or {}).items():
+                if name in names:
+                    os.environ.setdefault(name, value)
+            return {name: os.environ[name] for name in names if name in os.environ}
+
+        one = self.resource("holdfast.environment", open=found, describe=lambda _: found())
+        return one.handle
+
+    # -- what is quiet while it is saved --------------------------------------------------------------------------
+
+    def quiesce(
+        self,
+        pause: Callable[[], object] | None = None,
+        resume: Callable[[], object] | None = None,
+        *,
+        deadline_s: float | None = None,
+    ) -> Hooks:
+        """Call ``pause`` before every capture of this agent, and ``resume`` after it, whatever happens in between.
+
+        So a checkpoint has what the program held back: ``agent.quiesce(pause=buffer.flush)``. If a pause fails, or all
+        of them take longer than ``deadline_s`` (5 s), ``NotQuiet`` is raised and nothing is saved. A pause may change
+        the state. ``remove()`` of what is returned takes the hooks back.
+        """
+        return self._quiesced().add(pause, resume, deadline_s)
+
+    def safe_thread(self) -> AbstractContextManager[Callable[[], None]]:
+        """Register the calling thread: every capture of this agent waits until it stands at a safe point.
+
+        ``with agent.safe_thread() as safe_point:``, and call ``safe_point()`` often: it returns at once, or when the
+        capture is over. Leave the block before you wait for something long.
+        """
+        return self._quiesced().thread()
+
+    def _quiesced(self) -> Quiesce:
+        from holdfast.process.quiesce import Quiesce  # few programs need it
+
+        writer = self._check_writer()
+        with writer.lock:
+            known = getattr(writer.quiet, "__self__", None)
+            if not isinstance(known, Quiesce):
+                known = Quiesce()
+                writer.quiet = known.quiet
+            return known
 
     def generator(self, name: str, of: G) -> G:
         """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's.
@@ -297,6 +377,10 @@ class Resource(Generic[H]):
             finally:
                 self._drop()
 
+    def forget(self) -> None:
+        """Let go of the handle without closing it."""
+        self._handle = _CLOSED
+
     def _drop(self) -> None:
         handle, self._handle = self._handle, _CLOSED
         if (close := self.functions[1]) is not None:
@@ -360,6 +444,11 @@ class Companions:
         for name in list(self._generators):
             self._restore(name)
         self.close()  # what is open fits no other state
+
+    def forget(self) -> None:
+        """What is open belongs to another process, which was at something else with it: the next use opens it anew."""
+        for one in list(self._resources.values()):
+            one.forget()
 
     def close(self) -> None:
         """Close every handle. One that cannot be closed does not keep the others open."""

@@ -158,9 +158,10 @@ class _Lines:
         store.flush()
         self.store, self.view = store, store._db.view
         self.limit = limit
-        self.order: Sequence[tuple[int, int, int]] = self.view.changed()
+        picked = {one.a for one in store._picked(pattern)} if pattern is not None else set()
+        alone = next(iter(picked)) if len(picked) == 1 else None
+        self.order: Sequence[tuple[int, int, int]] = self.view.changed(alone)
         if pattern is not None:
-            picked = {one.a for one in store._picked(pattern)}
             self.order = [one for one in self.order if one[1] in picked]
         self._branch = branch
 

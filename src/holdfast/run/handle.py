@@ -11,7 +11,7 @@ import contextvars
 import logging
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 import holdfast.agent.agent as below
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.names import check_label
 from holdfast.agent.points import END
-from holdfast.errors import AgentBusy, BadOption, ReadOnly, UnsavedChanges
+from holdfast.errors import AgentBusy, BadOption, InvariantViolated, ReadOnly, UnsavedChanges
 from holdfast.run import children, listing, runs
+from holdfast.run.callers import any_under_way
 from holdfast.run.children import Child
 from holdfast.run.claims import Loop, executing
 from holdfast.run.doubt import decide
@@ -44,10 +46,19 @@ from holdfast.store.changes import who
 from holdfast.store.rows import Point
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from holdfast.process.changes import FileChange, FileInfo
+    from holdfast.process.workspace import Workspace
+    from holdfast.process.writer import Saving
     from holdfast.run.forking import ForkPlan
     from holdfast.run.handover import Submitted
 
 log = logging.getLogger("holdfast.run")
+REMEMBERED = "\0"
+"""As a workspace: the one that the store remembers. No path has this name."""
+
 _LOOK_S = 0.01
 """How often whoever waits for his turn looks whether it has come."""
 R = TypeVar("R")
@@ -166,7 +177,7 @@ class Agent(Environment, SafePoints, below.Agent):
         with self._host.executing():
             drive(resuming(self._host))
             if compensate:
-                drive(plan_rollback(self._host, listing.began_at(self._view(), run))._going())
+                drive(plan_rollback(self._host, listing.began_at(self._view(), run), shown=False)._going())
             else:
                 listing.check_children(self._view(), run)
                 drive(runs.cancel(self._host, run, by))
@@ -305,8 +316,44 @@ class Agent(Environment, SafePoints, below.Agent):
         host = self._made_host()
         return self._seen(host.base) if host is not None and host.base is not None else super().head
 
-    def checkpoint(self, label: str = "") -> Checkpoint:
-        """Save the state. Durable when it returns; writes only what changed."""
+    @overload
+    def checkpoint(self, label: str = "", *, mode: Literal["wait"] = "wait") -> Checkpoint: ...
+    @overload
+    def checkpoint(self, label: str = "", *, mode: Literal["fork"]) -> Saving: ...
+    def checkpoint(self, label: str = "", *, mode: Literal["wait", "fork"] = "wait") -> Checkpoint | Saving:
+        """Save the state. Durable when it returns; writes only what changed.
+
+        With ``mode="fork"`` a copy of the process encodes and writes it, and this one goes on: the answer's ``wait()``
+        gives the checkpoint when it is durable. The next checkpoint, write or rollback waits for it. Where no copy can
+        be made, as with other threads, it is written the ordinary way, and ``reason`` says why.
+        Where an invariant sends the agent back, it returns the checkpoint that it went back to.
+        """
+        if mode not in {"wait", "fork"}:
+            raise BadOption(f"mode={mode!r}", hint="Use wait or fork.")
+        try:
+            return self._forked(label) if mode == "fork" else self._checkpoint(label)
+        except InvariantViolated as error:
+            return cast("Checkpoint", drive(self._going_back(error)))
+
+    def _forked(self, label: str) -> Saving:
+        from holdfast.process import writer as forking  # few programs need it
+
+        lane, writer = self._lane(), self._check_writer()
+        if lane is not None and (isinstance(lane.scope, Run) or lane.stack()):
+            return forking.Saving(
+                self._checkpoint(label), "this is a durable run, or a phase, whose records go with it"
+            )
+        if self._host.judge is not None or writer.rest.atomic:
+            return forking.Saving(self._checkpoint(label), "its invariants are asked before anything is written")
+        self._host.check_free()
+        self._host.ready()
+        saving = forking.save(
+            self._document, writer, check_label(label), self._remember, lambda: self._checkpoint(label)
+        )
+        self._pace.meant()
+        return saving
+
+    def _checkpoint(self, label: str) -> Checkpoint:
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
             made: Checkpoint = drive(lane.scope.checkpoint(lane, label))
@@ -321,6 +368,12 @@ class Agent(Environment, SafePoints, below.Agent):
         The content is fixed before the first await, unless something old is compared that has to be read again first:
         then it is fixed when that has been read.
         """
+        try:
+            return await self._checkpoint_later(label)
+        except InvariantViolated as error:
+            return cast("Checkpoint", await drive_later(self._going_back(error)))
+
+    async def _checkpoint_later(self, label: str) -> Checkpoint:
         await self._bring_told()
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
@@ -328,11 +381,18 @@ class Agent(Environment, SafePoints, below.Agent):
             return made
         self._check_writer()
         self._host.check_free()
-        written: Checkpoint = await Work(self._captured(label)).later()
+        with self._check_writer().quiet():
+            looked = await self._look_later()
+            try:
+                write = self._captured(label, looked=looked)
+            except BaseException:
+                self._check_writer().discard(looked)
+                raise
+        written: Checkpoint = await Work(write).later()
         return written
 
-    def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
-        return self._captured(label, kind=kind, target=target)()
+    def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"", **options: Any) -> Checkpoint:
+        return self._captured(label, kind=kind, target=target, **options)()
 
     def _captured(self, label: str, **options: Any) -> Callable[[], Checkpoint]:
         """A checkpoint outside of runs, ready to be written. Where phases are going on, they are kept with it."""
@@ -363,13 +423,88 @@ class Agent(Environment, SafePoints, below.Agent):
         What came after it stays in the history, and unsaved changes are saved first. Raises ``RollbackBlocked`` when
         something cannot be undone. Inside a run it ends the execution. Arguments as for ``plan_rollback``.
         """
-        made: Checkpoint = self.plan_rollback(revision, accept=accept).apply()
+        plan = plan_rollback(self._host, below.required(revision), accept=accept, shown=False)
+        made: Checkpoint = plan.apply()
         return made
 
     async def arollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> Checkpoint:
         """As rollback()."""
-        made: Checkpoint = await self.plan_rollback(revision, accept=accept).aapply()
+        plan = plan_rollback(self._host, below.required(revision), accept=accept, shown=False)
+        made: Checkpoint = await plan.aapply()
         return made
+
+    # -- files ----------------------------------------------------------------------------------------------
+
+    _workspace: Workspace | None = None
+    _chosen = False  # whether somebody has said which it is
+
+    @property
+    def workspace(self) -> Path | None:
+        """The directory whose files each checkpoint carries; None where it has none."""
+        return self._workspace.path if self._workspace is not None else None
+
+    def _attach(self, root: str | os.PathLike[str] | None) -> None:
+        """Have a workspace from now on: this one, or the one that is remembered. Who chose to have none has none."""
+        chosen, self._chosen = self._chosen, True
+        if chosen and root == REMEMBERED:
+            return
+        if self._workspace is not None or root is None:
+            if self._workspace is not None and root != REMEMBERED and not self._workspace.is_at(root):
+                raise BadOption(
+                    f"{self.name!r} is open in this process already, with the workspace {self._workspace.path}",
+                    hint="Close that handle first, or open it with the same one.",
+                )
+            return
+        if root == REMEMBERED and self._db.view.fact(f"workspace {self._branch.uuid.hex()}") is None:
+            return
+        from holdfast.process import workspace as process  # few agents have one
+
+        if root == REMEMBERED:
+            root = process.remembered(self)
+        if root is not None:
+            self._workspace = process.attach(self, root)
+
+    def files(self, revision: str | Checkpoint | None = None) -> list[FileInfo]:
+        """The files of a checkpoint (None: the newest), by path: what each is, without its content."""
+        from holdfast.process import changes, workspace
+
+        point = self._find(revision)
+        return changes.listed(workspace.tree_of(self, point), workspace.marks_of(self, point))
+
+    def read_file(self, path: str, revision: str | Checkpoint | None = None) -> bytes:
+        """The content of a file of a checkpoint (None: the newest); of a link, its target."""
+        from holdfast.process import workspace as process
+
+        return process.content_of(self, self._find(revision), path)
+
+    def _files_between(self, old: Checkpoint | None, new: Checkpoint | None) -> Sequence[FileChange]:
+        if self._workspace is None and not any(one.has_files for one in (old, new, self.head) if one is not None):
+            return ()
+        from holdfast.process import workspace as process
+
+        return process.between(self, self._workspace, old, new)
+
+    def export_workspace(
+        self, revision: str | Checkpoint | None, directory: str | os.PathLike[str], *, links: bool = False
+    ) -> Path:
+        """Write the files of a checkpoint (None: the newest) into a directory that is not there yet; gives its path.
+
+        ``links``: also those that lead out of it, of a checkpoint that was made in another store.
+        """
+        from holdfast.process import workspace as process
+
+        self._check_open()
+        return process.export(self, self._find(revision), directory, links=links)
+
+    def restore_workspace(self) -> bool:
+        """Put the files of the newest checkpoint back; the state stays as it is. Answers whether one has changed.
+
+        What is there now is kept in a checkpoint that the branch does not move to: see ``log(all=True)``.
+        """
+        self._outside("restore_workspace")
+        if self._workspace is None:
+            raise BadOption(f"{self.name!r} has no workspace", hint="Open it with workspace=DIRECTORY.")
+        return self._workspace.put_back()
 
     # -- children -------------------------------------------------------------------------------------------
 
@@ -401,11 +536,29 @@ class Agent(Environment, SafePoints, below.Agent):
         self._check_writer()
         self._host.check_free()
 
-    def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
-        """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""
+    def branch(
+        self, name: str, at: str | Checkpoint | None = None, *, workspace: str | os.PathLike[str] | None = None
+    ) -> Agent:
+        """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it.
+
+        ``workspace``: a directory of its own, which is not there yet: it gets the files of that checkpoint.
+        """
         if at is None and self._host.has_remains:
             at = self.head  # what a run left behind that stopped is its own
-        return cast("Agent", super().branch(name, at))  # the store makes these
+        if workspace is None:
+            return cast("Agent", super().branch(name, at))  # the store makes these
+        if at is None and self.dirty:
+            self.checkpoint(f"before branch {name}")
+        copy = self.export_workspace(at, workspace)
+        try:
+            made = cast("Agent", super().branch(name, at))
+        except BaseException:
+            import shutil
+
+            shutil.rmtree(copy, ignore_errors=True)  # it was not there before
+            raise
+        made._attach(copy)
+        return made
 
     # -- the handle -------------------------------------------------------------------------------------------
 
@@ -417,6 +570,17 @@ class Agent(Environment, SafePoints, below.Agent):
                 hint="Cancel the run first (store.cancel), or wait until it has ended.",
             )
 
+    def _take_again(self) -> None:
+        super()._take_again()
+        if (host := self._made_host()) is not None:
+            host.forget()
+
+    def _check_quiet(self) -> None:
+        if self._alone or ((host := self._made_host()) is not None and host.busy):
+            raise AgentBusy(f"this process executes a run of {self.name}, which resumes by itself")
+        if any_under_way():
+            raise AgentBusy("a call that changes something outside is under way")
+
     def _made_host(self) -> AgentHost | None:
         """The host, if anything needed it yet."""
         return self.__dict__.get("_host")
@@ -426,6 +590,11 @@ class Agent(Environment, SafePoints, below.Agent):
         self._document.guard = self._check_change
         if (host := self._made_host()) is not None:
             host.moved()
+
+    def _retake(self, *, thawed: bool) -> None:
+        super()._retake(thawed=thawed)
+        if (host := self._made_host()) is not None:
+            host.retaken(thawed=thawed)
 
     def _check_change(self) -> None:
         self._check_open()
@@ -456,6 +625,7 @@ class Agent(Environment, SafePoints, below.Agent):
     acancel = twin(cancel, Long)
     aresolve, aaccept, aundo, aredo = twin(resolve), twin(accept), twin(undo), twin(redo)
     aflush = twin(below.Agent.flush)
+    arestore_workspace, aexport_workspace = twin(restore_workspace), twin(export_workspace)
 
     def close(self) -> None:
         """Let go of the branch. Changes since the last checkpoint are not saved."""

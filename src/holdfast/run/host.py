@@ -12,18 +12,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.history import Stored
+from holdfast.agent.history import Stored, state_of
+from holdfast.agent.layers import Looked
 from holdfast.agent.names import LABEL_MAX_CHARACTERS, check_label
 from holdfast.agent.points import RUN
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
-from holdfast.errors import BadOption, HoldfastError, RunUnfinished, UnknownRevision
+from holdfast.errors import BadOption, HoldfastError, RunUnfinished, StoreBusy, UnknownRevision
 from holdfast.run import callers, waiting
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
@@ -34,7 +35,7 @@ from holdfast.run.listing import end_at, origin_of
 from holdfast.run.past import OPEN, Call, Past, RunPast
 from holdfast.run.planning import Target
 from holdfast.run.waiting import Signal
-from holdfast.store.changes import NewRecord
+from holdfast.store.changes import Change, NewRecord
 from holdfast.store.engine import Lease
 from holdfast.store.rows import Point
 
@@ -43,10 +44,27 @@ if TYPE_CHECKING:
     from holdfast.run.handle import Agent
 
 log = logging.getLogger("holdfast.run")
+_LOOKS = 4
+"""How often a state is judged again that others change meanwhile."""
+
+
+class _Changed(Exception):
+    """What was captured is not what was judged."""
+
+
+class Judged(NamedTuple):
+    """A state that may be saved: the digests of its sections, and why its checkpoint is suspect, if it is."""
+
+    sections: list[tuple[str, bytes]]
+    suspect: str = ""
 
 
 class AgentHost:
     """What the rest of this room asks of an agent: a ``Host``, and more."""
+
+    judge: Callable[..., Judged] | None = None  # asked before each checkpoint by the room above; raises to refuse it
+    looking: Callable[[str], None] | None = None  # told of each checkpoint and of each call
+    sparing = False  # what is saved now is saved in any case
 
     whole = False  # known to have no run and no rollback under way
     resumed = ""  # the run of which it is recorded that it is resumed, before that is done
@@ -130,6 +148,18 @@ class AgentHost:
         if self._companions is not None:
             self._companions.restore()
 
+    def retaken(self, *, thawed: bool) -> None:
+        """The branch was let go for a while. ``thawed``: the line has gone on since, and what it says counts."""
+        writer = self.handle._writer
+        if writer is not None:
+            writer.forget_opened()
+            Line(self.handle._store._db, self.handle._branch.b, writer)  # reads them again
+        if thawed:
+            self._glanced.clear()
+            self._proven = None
+            self._signals = ((-1, 0), [])
+            self.moved()
+
     @property
     def companions(self) -> Companions:
         """What is kept along with the state, from now on."""
@@ -138,6 +168,11 @@ class AgentHost:
 
             self._companions = Companions(self)
         return self._companions
+
+    def forget(self) -> None:
+        """This process goes on for another one, whose open handles are of no use here."""
+        if self._companions is not None:
+            self._companions.forget()
 
     def close(self) -> None:
         """The handle is being closed."""
@@ -236,8 +271,7 @@ class AgentHost:
     def beside(self, label: str, reason: str, trigger: str) -> bytes:
         """Take a checkpoint that the branch does not move to, marked suspect; returns its id."""
         writer = self.handle._check_writer()
-        self._tell_companions()
-        self.loop.note()
+        self.ready(look=False)  # who watches must not keep a failing state from being saved
         return writer.beside(self.handle._document, check_label(label[:LABEL_MAX_CHARACTERS]), reason, trigger)
 
     def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
@@ -248,7 +282,17 @@ class AgentHost:
             )  # so that a branch that begins here knows it
         return lambda: self.ledger.append(record, stowed=stowed, flush=True)
 
-    def capture(
+    def quiet(self) -> AbstractContextManager[None]:
+        """Around a capture, and all that is looked at for it."""
+        writer: BranchWriter | None = self.handle._check_writer()  # an execution that keeps nothing has none
+        return writer.quiet() if writer is not None else nullcontext()
+
+    def capture(self, label: str, *args: Any, **options: Any) -> Callable[[], Checkpoint]:
+        """As _captured(). What is paused may change the state, so it is before anybody judges that."""
+        with self.quiet():
+            return self._captured(label, *args, **options)
+
+    def _captured(
         self,
         label: str,
         note: Callable[[Checkpoint], Sequence[rec.Record]] | None = None,
@@ -258,33 +302,61 @@ class AgentHost:
         first: Sequence[rec.Record] = (),
         trigger: str = "",
         lazy: bool = False,
+        looked: Sequence[Looked] | None = None,
+        also: Callable[[Change, bytes], None] | None = None,
+        began_s: float = 0.0,
     ) -> Callable[[], Checkpoint]:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
 
-        It knows those in ``first``, and what ``note`` makes comes after it.
+        It knows those in ``first``, and what ``note`` makes comes after it. ``looked`` is what the writer has found in
+        the layers beside the state, if that was done before; ``also`` goes into its transaction.
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
-        self._tell_companions()
-        self.loop.note()
+        self.ready(look=kind == "checkpoint" and not self.sparing)
+        judged: Judged | None = None
 
         def noted(pending: Pending) -> Sequence[NewRecord]:
+            captured = list(pending.manifest.state) if pending.manifest is not None else []
+            if judged is not None and judged.sections != captured:
+                raise _Changed  # nothing is written then
             made = Checkpoint(self.handle._store, self.handle._row, pending.raw, pending.manifest)
             return entries(*note(made)) if note is not None else ()
 
-        pending = writer.capture(
-            document,
-            label,
-            kind,
-            target,
-            first=entries(*first),
-            note=noted if note is not None else None,
-            nodes=stowed.nodes if stowed is not None else {},
-            chunks=stowed.chunks if stowed is not None else {},
-            trigger=trigger,
-            lazy=lazy,
+        for _ in range(_LOOKS):
+            judged = self.judge(sparing=self.sparing or kind != "checkpoint") if self.judge is not None else None
+            try:
+                pending = writer.capture(
+                    document,
+                    label,
+                    kind,
+                    target,
+                    first=entries(*first),
+                    note=noted if note is not None or judged is not None else None,
+                    nodes=stowed.nodes if stowed is not None else {},
+                    chunks=stowed.chunks if stowed is not None else {},
+                    trigger=trigger,
+                    lazy=lazy,
+                    suspect=judged.suspect if judged is not None else "",
+                    began_s=began_s,
+                    looked=looked,
+                    also=also,
+                )
+            except _Changed:
+                looked = None if looked else looked  # what it brought is let go of with what was not written
+                continue
+            return lambda: self.handle._remember(writer.finish(pending))
+        raise StoreBusy(
+            f"the state of {self.name} changed while its invariants were checked, each time; nothing was saved",
+            hint="Change it inside `with agent.atomic():` where several threads do, and never in an invariant.",
         )
-        return lambda: self.handle._remember(writer.finish(pending))
+
+    def ready(self, *, look: bool = True) -> None:
+        """Before a capture: whatever goes with the state is told, and whoever watches may ``look``."""
+        self._tell_companions()
+        self.loop.note()
+        if look and self.looking is not None:
+            self.looking("checkpoint")
 
     def _tell_companions(self) -> None:
         if self._companions is not None:
@@ -317,6 +389,24 @@ class AgentHost:
             if self._companions is not None:
                 self._companions.restore()
 
+    def put_files_back(self, run: RunPast) -> None:
+        """Before a run is executed again: let the workspace have the files of the moment that the run goes on from.
+
+        Where the newest checkpoint is the last that the run has recorded, that is the moment, and a call that was cut
+        short after it, or none, is made again. Where calls have ended since, they are not made again, so what they
+        left in the workspace stays.
+        """
+        workspace, head = self.handle._workspace, self.handle.head
+        if workspace is None or head is None or not head.has_files or self.behind or not self.stands_in(run):
+            return
+        known = position_of(head)
+        if not any(call.ended > known and not call.read for call in run.calls.values()) and workspace.put_back():
+            log.warning(
+                "%s: files of %s were put back to those of its newest checkpoint; as they were, they are in the one"
+                " beside it (holdfast log --all)",
+                self.name, workspace.path,
+            )  # fmt: skip
+
     def difference(self, id: bytes) -> list[str]:
         """What differs between that checkpoint's state and the live one, for people."""
         return self.handle.diff(self.handle._seen(self._row(id))).brief()
@@ -326,6 +416,7 @@ class AgentHost:
         row = self._row(id)
         # What led here is in that checkpoint. Nodes that were made on the way stay, to be written with the next one.
         self.handle._document.forget_changes()
+        self.handle._document.stand_on(state_of(self.handle._db.now, row))
         self.base = row
         return self.handle._seen(row)
 

@@ -249,6 +249,7 @@ class RunPast:
             call = self.calls[record.path] = Call(record.run, record.path, given=self.streams.get(record.path))
         if call.cancelled or isinstance(record, rec.Intent):  # of an earlier execution; now it is made again
             self._order.pop(record.path, None)
+        self.notes.pop(cancelled_at(record.path), None)  # of an earlier one, too
         add_to(call, number, record)
         if call.outcome is not None or call.cancelled:
             self._order.setdefault(record.path)
@@ -320,6 +321,11 @@ class RunPast:
         for path in gone:
             del self.calls[path], self._order[path]
         return gone
+
+
+def cancelled_at(path: str) -> str:
+    """The path of the note that says that whoever made the call at ``path`` was cancelled before he got its outcome."""
+    return f"{path}!cancelled"
 
 
 def by_itself(path: str) -> bool:

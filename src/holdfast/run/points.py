@@ -11,17 +11,19 @@ from __future__ import annotations
 import contextvars
 import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import holdfast.agent.agent as below
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.layers import Looked
 from holdfast.agent.names import check_label
 from holdfast.agent.points import END, GATE, GATE_FAILED, PHASE_FAILED, Atomic
 from holdfast.agent.schedule import PHASE
-from holdfast.errors import AtomicOpen, BadOption, GateFailed, HoldfastError, ToolFailed
+from holdfast.errors import AtomicOpen, BadOption, GateFailed, HoldfastError, InvariantViolated, ToolFailed
 from holdfast.run.arguments import scrub
 from holdfast.run.outcomes import MESSAGE_MAX, told
 from holdfast.run.runs import Run
@@ -60,23 +62,34 @@ class SafePoints(below.Agent):
         Call it once in each round of your loop. It costs a microsecond or so when nothing is due.
         """
         host = self._made_host()
-        if host is not None and host.busy:
-            return self._run_point("", "")
-        trigger = self._pace.due()
-        write = self._ready(trigger) if trigger is not None else None
-        return write() if write is not None else None
+        if host is not None and host.looking is not None:
+            host.looking("step")
+        try:
+            if host is not None and host.busy:
+                return self._run_point("", "")
+            trigger = self._pace.due()
+            write = self._ready(trigger) if trigger is not None else None
+            return write() if write is not None else None
+        except InvariantViolated as error:
+            return cast("Checkpoint", drive(self._going_back(error)))
 
     async def astep(self) -> Checkpoint | None:
         """As step(). The event loop does not wait for the disk, unless a run saves values of 256 KiB and more."""
         host = self._made_host()
-        if host is not None and host.busy:
-            return self._run_point("", "")
-        trigger = self._pace.due()
-        return await self._later(trigger) if trigger is not None else None
+        if host is not None and host.looking is not None:
+            host.looking("step")
+        try:
+            if host is not None and host.busy:
+                return self._run_point("", "")
+            trigger = self._pace.due()
+            return await self._later(trigger) if trigger is not None else None
+        except InvariantViolated as error:
+            return cast("Checkpoint", await drive_later(self._going_back(error)))
 
     async def _later(self, trigger: str, label: str = "") -> Checkpoint | None:
         await self._bring_told()
-        write = self._ready(trigger, label)
+        with self._check_writer().quiet():
+            write = self._ready(trigger, label, await self._look_later())
         made: Checkpoint | None = await Work(write).later() if write is not None else None
         return made
 
@@ -88,24 +101,41 @@ class SafePoints(below.Agent):
         made: Checkpoint | None = lane.scope.point(lane, f"{lane.path}!{lane.point()}", event, label)
         return made
 
-    def _ready(self, trigger: str, label: str = "") -> Callable[[], Checkpoint] | None:
+    def _ready(
+        self, trigger: str, label: str = "", looked: Sequence[Looked] | None = None
+    ) -> Callable[[], Checkpoint] | None:
         """A checkpoint that the policy asks for, ready to be written; None where there is nothing to save.
 
-        Nor inside a tool: what its caller makes of the answer is not in the state yet.
+        Nor inside a tool: what its caller makes of the answer is not in the state yet. ``looked``: what has changed in
+        the layers beside the state, if somebody has looked.
         """
-        self._check_writer()
+        writer, began_s = self._check_writer(), time.monotonic()
         if EFFECT.get() is not None:
+            writer.discard(looked or ())
             return None
-        if not self.dirty or self._host.has_remains:
-            self._pace.unchanged()
-            return None
-        self._host.check_free()
-        when = self.when
+        with writer.quiet():
+            return self._made_ready(trigger, label, writer.look() if looked is None else looked, began_s)
+
+    def _made_ready(
+        self, trigger: str, label: str, looked: Sequence[Looked], began_s: float
+    ) -> Callable[[], Checkpoint] | None:
+        writer, write = self._check_writer(), None
         try:
+            if not (looked or self._dirty_state) or self._host.has_remains:
+                self._pace.unchanged()
+                return None
+            self._host.check_free()
+            when = self.when
             lazy = when is not None and when.background and trigger != END
-            return self._captured(label, trigger=trigger, lazy=lazy) if self._pace.whole else None
+            if self._pace.whole:
+                write = self._captured(label, trigger=trigger, lazy=lazy, began_s=began_s, looked=looked)
         except AtomicOpen:  # somebody has entered a block at this moment, or begun a write: it is asked for again later
             return None
+        else:
+            return write
+        finally:
+            if write is None:
+                writer.discard(looked)
 
     def _at_end(self, error: BaseException | None) -> bool:
         """`with agent:` has ended: whether that is a safe point."""
@@ -143,7 +173,7 @@ class SafePoints(below.Agent):
 
     def _keep_failing(self, name: str, error: BaseException, trigger: str) -> bool:
         """Save the state beside the line, marked suspect. Whoever has the error has it in any case."""
-        if isinstance(error, HoldfastError) and not isinstance(error, ToolFailed | GateFailed):
+        if isinstance(error, HoldfastError) and not isinstance(error, ToolFailed | GateFailed | InvariantViolated):
             return False  # it says nothing about the state
         if not isinstance(error, Exception) or self._writer is None or self.closed or not self._is_news(error):
             return False
@@ -208,7 +238,11 @@ class SafePoints(below.Agent):
         failed = GateFailed(f"{self.name} did not pass the gate {name!r}: {why}; nothing was saved", gate=name)
         if failing == "raise":
             raise failed from cause
-        return (yield from self._send_back(name, failed, cause))
+        last = yield Work(self._last_passed)
+        if last is None:
+            failed.hint = "No gate was passed before, so there is nothing to go back to."
+            raise failed from cause
+        return (yield from self._send_back(name, failed, cause, last, GATE_FAILED))
 
     def _passed(self, name: str, *, later: bool) -> Steps:
         lane = self._lane()
@@ -218,11 +252,20 @@ class SafePoints(below.Agent):
         self._host.check_free()
         return (yield Work(self._captured(name, trigger=GATE)))
 
-    def _send_back(self, name: str, failed: GateFailed, cause: BaseException | None) -> Steps:
-        last = yield Work(self._last_passed)
-        if last is None:
-            failed.hint = "No gate was passed before, so there is nothing to go back to."
-            raise failed from cause
+    def _going_back(self, error: InvariantViolated) -> Steps:
+        """An invariant has refused the state. Whoever guards it may let the agent go back."""
+        yield from ()
+        raise error
+
+    def _send_back(
+        self,
+        name: str,
+        failed: GateFailed | InvariantViolated,
+        cause: BaseException | None,
+        last: Checkpoint,
+        trigger: str,
+    ) -> Steps:
+        """Go back to a checkpoint, unless that would undo something outside; the failing state is kept beside."""
         plan = yield Work(partial(self.plan_rollback, last))
         if plan.undo or plan.blocked:
             failed.plan = plan
@@ -230,7 +273,7 @@ class SafePoints(below.Agent):
             raise failed from cause
         lane = self._lane()
         if lane is None or not isinstance(lane.scope, Run):  # a run's own rollback ends it, and keeps the state itself
-            kept = yield Work(partial(self._keep_failing, name, failed, GATE_FAILED))
+            kept = yield Work(partial(self._keep_failing, name, failed, trigger))
             if kept:
                 yield Work(self._host.to_head)
         yield Long(plan.apply)

@@ -65,14 +65,15 @@ FUNCTION = "holdfast.rollback"
 """What a rollback is called in the list of runs."""
 
 
-def plan_rollback(agent: AgentHost, revision: Any, *, accept: Collection[str] = ()) -> RollbackPlan:
+def plan_rollback(agent: AgentHost, revision: Any, *, accept: Collection[str] = (), shown: bool = True) -> RollbackPlan:
     """What going back to a checkpoint would do. Changes nothing.
 
-    ``accept`` names effects that may be left standing: tools, or ids of single effects.
+    ``accept`` names effects that may be left standing: tools, or ids of single effects. Not ``shown``: nobody asks how
+    state and files would change, which for thousands of files takes as long as the rollback.
     """
     if isinstance(accept, str):
         accept = (accept,)
-    plan = RollbackPlan(agent, agent.target(revision).id, tuple(accept))
+    plan = RollbackPlan(agent, agent.target(revision).id, tuple(accept), shown=shown)
     plan.check_accepted()
     return plan
 
@@ -80,10 +81,13 @@ def plan_rollback(agent: AgentHost, revision: Any, *, accept: Collection[str] = 
 class RollbackPlan:
     """What a rollback will do. Lists of effects are in the order of undoing: newest first."""
 
-    def __init__(self, agent: AgentHost, to: bytes, accept: tuple[str, ...] = ()) -> None:
+    def __init__(self, agent: AgentHost, to: bytes, accept: tuple[str, ...] = (), *, shown: bool = True) -> None:
         self._agent, self._to, self._accept = agent, to, accept
         self._part = self._made(write=False)
-        self.abandons, self.diff = agent.leaving(self._part.target)
+        self.abandons: list[Any] = []
+        self.diff: Any = None
+        if shown:
+            self.abandons, self.diff = agent.leaving(self._part.target)
 
     def _made(self, *, write: bool) -> Part:
         agent = self._agent

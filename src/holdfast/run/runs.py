@@ -33,6 +33,7 @@ from holdfast.errors import (
     Diverged,
     InDoubt,
     InputError,
+    InvariantViolated,
     RunRolledBack,
     RunUnfinished,
     Unencodable,
@@ -49,10 +50,10 @@ from holdfast.run.durables import ARGUMENTS, Durable, Options, choose, known, ma
 from holdfast.run.effects import SAVED
 from holdfast.run.order import Order
 from holdfast.run.outcomes import brief_fault, diverged
-from holdfast.run.past import ENDED, GUARDED, LOST, TRACE, Call, Past, RunPast, by_itself
+from holdfast.run.past import ENDED, GUARDED, LOST, TRACE, Call, Past, RunPast, by_itself, cancelled_at
 from holdfast.run.resilience import clock_of
 from holdfast.run.scope import EFFECT, HERE, Lane, Scope, active, branch_of, in_doubt, now_us
-from holdfast.run.steps import Request, Steps, Turn, Work, cancelled, cancelled_again, is_cancelled
+from holdfast.run.steps import Request, Steps, Turn, Work, cancelled, cancelled_again, is_cancelled, turn_again
 from holdfast.run.tools import TOOLS, Tool, tool
 
 if TYPE_CHECKING:
@@ -143,6 +144,15 @@ class Run(Scope):
     def leave(self, path: str) -> None:
         self.order.drop(inside for inside in self.past.completed if inside.startswith(f"{path}/"))
 
+    def told_cancelled(self, path: str) -> None:
+        if not (self.given_up or self.ended):
+            place = cancelled_at(path)
+            note = self.past.notes[place] = rec.Note(now_us(), self.run_id, "cancelled", "", None, place)
+            self.write(note)
+
+    def was_cancelled(self, path: str) -> bool:
+        return cancelled_at(path) in self.past.notes
+
     def describe(self, call: Call) -> str:
         return describe(call.tool, self.arguments(call))
 
@@ -229,40 +239,59 @@ class Run(Scope):
 
     def checkpoint(self, lane: Lane, label: str, trigger: str = "") -> Steps:
         """Take a checkpoint at this position, or return the recorded one after comparing the states."""
-        found = self._checkpoint(lane, label, trigger)
+        found = self._checkpoint(lane, lane.take("checkpoint"), label, trigger=trigger)
         return (yield Work(found)) if callable(found) else found
 
     def checkpoint_later(self, lane: Lane, label: str, trigger: str = "") -> Steps:
         """As checkpoint(), for async code: the state of this moment. Others go on while it is written.
 
-        So the moment at which the caller goes on is recorded, too, as that of any call.
+        So the moment at which the caller goes on is recorded, too, as that of any call. With files beside the state,
+        these are looked at first, while others go on, and then it is the state of that moment.
         """
-        found = self._checkpoint(lane, label, trigger)
+        path = lane.take("checkpoint")
+        with self.host.quiet():
+            looked = yield from self._looking(path)
+            found = self._checkpoint(lane, path, label, trigger=trigger, looked=looked)
         path = lane.take(_WRITTEN.name)
-        call = self.recorded(path, _WRITTEN, b"", {})
+        made = yield from self._apart(
+            path, self.recorded(path, _WRITTEN, b"", {}), found if callable(found) else lambda: found
+        )
+        return found if made is None else made
+
+    def _looking(self, path: str) -> Steps:
+        """What has changed in the layers beside the state, at a checkpoint that is not recorded; None: none did."""
+        seen = f"{path}!looked"
+        call = self._waiting.pop(seen, None)
+        if call is None and (path in self._saves or not self.host.handle._check_writer().layers):
+            return None
+        return (yield from self._apart(seen, call, self.host.handle._check_writer().look))
+
+    def _apart(self, path: str, call: Call | None, work: Callable[[], Any]) -> Steps:
+        """Do something while others go on, unless the record has that: then None. When it goes on is recorded."""
         if call is not None and call.cancelled:
             yield from cancelled_again(self, call)
-        if call is None or call.outcome is None:
-            done = rec.Done(now_us(), self.run_id, path, "value", tool=_WRITTEN.name, kind=_WRITTEN.kind)
-            try:
-                found = (yield Work(found)) if callable(found) else found
-            except BaseException as error:
-                if is_cancelled(error):
-                    yield from cancelled(self, done)
-                raise
-            self.complete(done)
-        yield Turn(self, path)
+        if call is not None and call.outcome is not None:
+            yield from turn_again(self, call)
+            return None
+        done = rec.Done(now_us(), self.run_id, path, "value", tool=_WRITTEN.name, kind=_WRITTEN.kind)
+        try:
+            found = yield Work(work)
+        except BaseException as error:
+            if is_cancelled(error):
+                yield from cancelled(self, done)
+            raise
+        self.complete(done)
+        yield Turn(self, path, new=True)
         return found
 
-    def _checkpoint(self, lane: Lane, label: str, trigger: str) -> Any:
+    def _checkpoint(self, lane: Lane, path: str, label: str, **options: Any) -> Any:
         """The recorded checkpoint, or a function that writes one with the state of this moment."""
-        path = lane.take("checkpoint")
         found = self._saves.get(path)
         if found is None:
             if path in self._waiting:
                 self._cut(diverged(path, self.describe(self._waiting[path]), "checkpoint"))
             self.check_settled()
-            return self._save(lane, path, label, trigger=trigger)
+            return self._save(lane, path, label, **options)
         self._compare(path, found)
         del self._saves[path]
         return self.host.saved(found.id)
@@ -294,7 +323,10 @@ class Run(Scope):
     def around(self, lane: Lane, path: str, tool: Tool, when: str) -> None:
         asked = TOOL if tool.checkpoint == when else self.host.due(_WRITES[when] if tool.kind in GUARDED else when)
         if asked or self._points:
-            self._point(lane, f"{path}!{when}", f"{when} {tool.name}", asked)
+            try:
+                self._point(lane, f"{path}!{when}", f"{when} {tool.name}", asked)
+            except InvariantViolated as error:  # a courtesy, too: the program is told at its own
+                log.warning("no checkpoint was taken %s %s: %s", when, tool.name, error.message)
 
     def opened(self, lane: Lane, path: str, label: str) -> None:
         try:
@@ -629,6 +661,7 @@ def _kept(agent: AgentHost, made: Durable, result: Any) -> Stowed:
 
 
 def _resume(agent: AgentHost, made: Durable, this: RunPast, mark: bytes, given: dict[str, Any]) -> None:
+    agent.put_files_back(this)
     agent.rewind(this.begin.start)
     agent.loop.note()
     if mark != mark_of(agent, this):

@@ -28,6 +28,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from holdfast.agent.names import check_text
+from holdfast.agent.points import current_task
 from holdfast.codec.types import Registry
 from holdfast.errors import BadName, BadOption, InDoubt, NoAgent, command
 from holdfast.run import records as rec
@@ -38,6 +39,7 @@ from holdfast.run.outcomes import result_of
 from holdfast.run.past import LOST, Call
 from holdfast.run.records import Record, key_of
 from holdfast.run.tools import TOOLS, Tool
+from holdfast.store import copies
 
 if TYPE_CHECKING:
     from holdfast.run.line import Line  # with it comes the store: declaring a function needs none
@@ -209,6 +211,13 @@ class Scope(ABC):
     def leave(self, path: str) -> None:  # noqa: B027 - outside of runs nothing is done again
         """The call at this position has an outcome by now: what was recorded inside of it is not done again."""
 
+    def told_cancelled(self, path: str) -> None:  # noqa: B027 - outside of runs nothing is done again
+        """The caller at this position was cancelled, though its call has an outcome."""
+
+    def was_cancelled(self, path: str) -> bool:  # noqa: ARG002 - as above
+        """Whether that is recorded."""
+        return False
+
     def keep_lost(self, call: Call) -> None:  # noqa: B027 - in a run it has its position
         """The program was told that the result of this call is lost: the same call is not made again."""
 
@@ -254,6 +263,7 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         number=call.number,
         attempt=call.attempts,
         _at_us=(intent or done or _NEVER).at,
+        took_s=_took_s(call),
         status=call.status,
         _args=lambda: TOOLS.as_called(call.tool, fill(read(call.args) or {}, call.holes)),
         _result=lambda: result_of(outcome, blocks, registry, inert=inert) if outcome is not None else None,
@@ -263,6 +273,12 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         _last_progress=lambda: read(call.progress),
         _partial=lambda: _partial(call, read),
     )
+
+
+def _took_s(call: Call) -> float | None:
+    done = call.done
+    began = call.intent.at if call.intent is not None else done.started if done is not None else 0
+    return max(0, done.at - began) / 1e6 if done is not None and began else None
 
 
 def _partial(call: Call, read: Callable[[rec.Value], Any]) -> list[Any]:
@@ -437,12 +453,8 @@ HERE: contextvars.ContextVar[Lane | None] = contextvars.ContextVar("holdfast.lan
 
 def flow() -> Any:
     """Who is executing: the current task, or the thread where there is none."""
-    asyncio = sys.modules.get("asyncio")  # a program that never loaded it has no tasks
-    if asyncio is not None and (loop := asyncio._get_running_loop()) is not None:
-        task = asyncio.current_task(loop)
-        if task is not None:
-            return weakref.ref(task)
-    return threading.get_ident()
+    task = current_task()
+    return weakref.ref(task) if task is not None else threading.get_ident()
 
 
 def here() -> Lane | None:
@@ -609,6 +621,10 @@ def active(lane: Lane) -> Iterator[None]:
 
 def place(name: str, kind: str) -> Lane | None:
     """The lane in which a tool is called now; None when it is an ordinary function."""
+    if copies.INSIDE:
+        if kind != "read":
+            copies.check_outside(f"{name} was called")
+        return None  # what it answers is forgotten with the memory that asked
     lane = here()
     if lane is None:
         lane = next((found for finder in _FINDERS if (found := finder(name, kind)) is not None), None)
@@ -627,6 +643,16 @@ def place(name: str, kind: str) -> Lane | None:
             hint="Wait for all tasks and threads of a run before it returns.",
         )
     return lane
+
+
+def _in_run() -> str:
+    lane = here()
+    return (
+        "this is a durable run, whose calls have recorded positions" if lane is not None and lane.scope.run_id else ""
+    )
+
+
+copies.OBSTACLES.append(_in_run)
 
 
 def current() -> Any:

@@ -165,11 +165,15 @@ class Write(Request):
 
 
 class Turn(Request):
-    """Wait for one's place among the completions; with ``flush`` also until what was recorded is durable."""
+    """Wait for one's place among the completions; with ``flush`` also until what was recorded is durable.
 
-    def __init__(self, scope: Scope, path: str, *, flush: bool = False) -> None:
+    ``new``: it was recorded just now. A caller that is cancelled before its turn is told so instead of its outcome,
+    and will not be when the run is executed again, where nobody waits: so that is recorded, too.
+    """
+
+    def __init__(self, scope: Scope, path: str, *, flush: bool = False, new: bool = False) -> None:
         self.scope, self.order, self.path = scope, scope.order, path
-        self.flush = flush
+        self.flush, self.new = flush, new
 
     def now(self) -> None:
         self._flush()
@@ -182,8 +186,13 @@ class Turn(Request):
                 await Work(self._flush).later()
             except sys.modules["asyncio"].CancelledError as error:  # it is flushed, and the turn has to be taken
                 cancelled = error
-        await self.order.turn(self.path)
+        try:
+            await self.order.turn(self.path)
+        except sys.modules["asyncio"].CancelledError as error:
+            cancelled = error
         if cancelled is not None:
+            if self.new:
+                self.scope.told_cancelled(self.path)
             raise cancelled
 
     def _flush(self) -> None:
@@ -392,7 +401,7 @@ def asked(lane: Lane, what: Tool, arguments: dict[str, Any]) -> Steps:
     path = lane.take(what.name, mark)
     call = scope.recorded(path, what, mark, arguments)
     if call is not None and call.outcome is not None:
-        yield Turn(scope, path)
+        yield from turn_again(scope, call)
         return call.outcome, None
     if call is not None and call.cancelled:
         yield from cancelled_again(scope, call)
@@ -408,8 +417,21 @@ def cancelled_again(scope: Scope, call: Call) -> Steps:
     if done is None or done.fault is not None:
         yield Turn(scope, call.path)
         raise sys.modules["asyncio"].CancelledError
+    yield from _parked(scope, call)
+
+
+def turn_again(scope: Scope, call: Call) -> Steps:
+    """The turn of an outcome that is recorded: it is given, unless its caller was cancelled before it came."""
+    if scope.was_cancelled(call.path):
+        yield from _parked(scope, call)
+    else:
+        yield Turn(scope, call.path)
+
+
+def _parked(scope: Scope, call: Call) -> Steps:
+    done = call.done
     try:
-        yield Park(scope, call.path, max(0, done.at - done.started) / 1e6 if done.started else 0.0)
+        yield Park(scope, call.path, max(0, done.at - done.started) / 1e6 if done is not None and done.started else 0.0)
     except BaseException as error:
         if is_cancelled(error):
             yield Turn(scope, call.path)

@@ -6,6 +6,7 @@ What always holds: every store that a program gets is one of these, so that no a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,12 @@ from uuid import uuid4
 import holdfast.agent.store as below
 from holdfast.agent.fleet import Page
 from holdfast.agent.opened import adopt, settle
-from holdfast.agent.points import DEFAULT
-from holdfast.agent.when import When
+from holdfast.agent.when import DEFAULT, When
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
 from holdfast.run import fleet, opened, queues, schedule, waiting
 from holdfast.run.arguments import refuse
 from holdfast.run.effects import Effect
-from holdfast.run.handle import Agent
+from holdfast.run.handle import REMEMBERED, Agent
 from holdfast.run.line import Line
 from holdfast.run.listing import (
     RunInfo,
@@ -47,6 +47,10 @@ from holdfast.store.changes import Change, Said, now_us, who
 from holdfast.store.rows import Branch, End, Point
 
 if TYPE_CHECKING:
+    from holdfast.process.images import Frozen
+    from holdfast.process.migration import Migrated
+    from holdfast.process.thaw import Thawed
+    from holdfast.process.workspace import WorkspaceInfo
     from holdfast.run.batch import Batch, OnError
     from holdfast.run.handover import Submitted
     from holdfast.run.schedule import ScheduleInfo
@@ -78,20 +82,9 @@ class Store(below.Store):
         recover: bool = False,
         config: Any = None,
         when: When | None = DEFAULT,
+        workspace: str | os.PathLike[str] | None = REMEMBERED,
     ) -> Agent:
-        """The agent of that name, its last state already there.
-
-        - ``branch``: which line of history.
-        - ``create``: with False, raise ``UnknownAgent`` where there is none.
-        - ``readonly``: take no lock, and see the newest checkpoint at the time of opening.
-        - ``wait_s``: wait so long for another process that writes the branch; then, or without it, ``AgentBusy``.
-        - ``takeover``: take the branch from a writer that is out of reach.
-        - ``recover``: where its state cannot be trusted (``Damaged``), continue from the newest valid checkpoint, on a
-          new branch.
-        - ``config``: anything that can be saved; its digest goes into the metadata of each checkpoint.
-        - ``when``: when it is saved by itself; None: only when the program says so. Not given: what ``holdfast.toml``
-          says, in the store's directory or the one that this is in, else ``When(adaptive=True)``.
-        """
+        """The agent of that name, its last state already there; ``travel/handle`` has the options in words."""
         end_s = time.monotonic() + wait_s
         while True:
             left_s = max(0.0, end_s - time.monotonic())
@@ -107,6 +100,14 @@ class Store(below.Store):
                 when=when,
             )
             handle = cast("Agent", made)  # _handle says what is made
+            if handle._writer is not None:
+                new = not handle._chosen
+                try:
+                    handle._attach(workspace)
+                except BaseException:
+                    if new:  # nobody else has it
+                        handle.close()
+                    raise
             if not handle._alone or handle._lane() is not None:
                 return handle
             if not left_s:
@@ -115,6 +116,15 @@ class Store(below.Store):
                     hint="Wait for it with wait_s=, or open read-only.",
                 )
             time.sleep(min(left_s, _LOOK_S))
+
+    def workspaces(self) -> list[WorkspaceInfo]:
+        """The directories that branches have, by agent and branch, and whether files are still to be put back there."""
+        self._check_open()
+        if not any(name.startswith("workspace ") for name in self._db.view.facts()):
+            return []
+        from holdfast.process import workspace
+
+        return workspace.infos(self._db.view)
 
     def _open_alone(self, name: str, *, branch: str = below.MAIN, create: bool = True) -> Agent:
         """A handle that nobody else in this process gets; ``AgentBusy`` where somebody has one."""
@@ -428,6 +438,75 @@ class Store(below.Store):
 
         self._check_writable()
         return Worker(self, concurrency=concurrency, tell=tell)
+
+    def freeze(
+        self,
+        target: int | str,
+        *,
+        agent: str | None = None,
+        tcp: Literal["close", "keep"] = "close",
+        files: Literal["save", "keep"] = "save",
+        then: Literal["go on", "stop", "end"] = "go on",
+        keep: int = 3,
+        wait_s: float = 10.0,
+    ) -> Frozen:
+        """Save a process whole: the one with that number, or the one that writes the agent of that name.
+
+        Its memory, threads, descriptors and open files of one moment go into a checkpoint of ``images/NAME``. ``agent``
+        is NAME; without it, the agent that it writes, or the program's name. ``tcp``: whether established connections
+        are closed or kept when it comes back. ``files="keep"`` leaves open files out. ``then`` says what becomes of it.
+        ``keep`` images stay (0: all). A Holdfast process gets ``wait_s`` to finish what it does outside. Needs root and
+        CRIU; raises ``NotFrozen``, and the process goes on.
+        """
+        from holdfast.process.images import freeze_process
+
+        self._check_writable()
+        options: dict[str, Any] = {"agent": agent, "tcp": tcp, "files": files, "then": then}
+        return freeze_process(self, target, keep=keep, wait_s=wait_s, **options)
+
+    def thaw(
+        self,
+        revision: str,
+        *,
+        isolated: bool = False,
+        trust: bool = False,
+        attached: bool = False,
+        moved: bool = False,
+        accept: Sequence[str] = (),
+    ) -> Thawed:
+        """Bring a process back from an image, NAME or NAME@REV. It runs when this returns.
+
+        The agents that it was writing go back to where they were; what was done outside since is undone first, or
+        ``RollbackBlocked`` is raised (``accept``: what may stay). ``isolated`` touches nothing else: the process gets
+        copies of all files, and no network. To thaw is to run what was stored: images that this user did not make on
+        this machine need ``trust``. ``attached`` connects its terminal or pipes with those of this process; ``moved``:
+        the original is stopped elsewhere, and this one takes its place. Needs root and CRIU; raises ``NotThawed``, and
+        files are as they were.
+        """
+        from holdfast.process.images import thaw_process
+
+        self._check_writable()
+        options: dict[str, Any] = {"isolated": isolated, "trust": trust, "attached": attached, "moved": moved}
+        return thaw_process(self, revision, accept=tuple(accept), **options)
+
+    def migrate(
+        self,
+        target: int | str,
+        dest: Store,
+        *,
+        agent: str | None = None,
+        tcp: Literal["close", "keep"] = "close",
+        through: Sequence[str] = (),
+    ) -> Migrated:
+        """Freeze a process, bring its image to another store, and thaw it there; the original ends when the copy lives.
+
+        ``through`` is put before the command that thaws it, as ``["ssh", "there"]`` or ``["nsenter", ...]``: it says
+        where. If that fails, the original goes on. A Holdfast process opens its own stores again, under the same paths.
+        """
+        from holdfast.process.migration import migrate_process
+
+        self._check_writable()
+        return migrate_process(self, target, dest, agent=agent, tcp=tcp, through=through)
 
     def map(
         self,

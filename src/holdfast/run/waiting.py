@@ -193,7 +193,7 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
         raise
     done.at = clock_of(scope.agent).wall_us()
     scope.complete(done, stowed)
-    yield Turn(scope, path, flush=True)
+    yield Turn(scope, path, flush=True, new=True)
     if done.fault is not None:
         raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
     return fetch(done.value, Local(stowed), scope.registry)

@@ -169,18 +169,38 @@ class View:
 
         For choosing few among many; whoever shows one reads its row.
         """
-        changed: dict[int, int] = {}
-        for a, at in self.reader.run("SELECT a, at FROM branch"):
-            changed[a] = max(at, changed.get(a, 0))
-        unname = self.cipher.unname
+        changed, unname = self._last_changed(), self.cipher.unname
         return [
             Counted(a, text_of(unname("agent", name), f"agent {a}"), changed.get(a, 0))
             for a, name in self.reader.run("SELECT a, name FROM agent")
         ]
 
-    def changed(self) -> list[tuple[int, int, int]]:
+    def _last_changed(self, after_us: int = -1) -> dict[int, int]:
+        changed: dict[int, int] = {}
+        for a, at in self.reader.run("SELECT a, at FROM branch WHERE a > 0 AND at > ?", (after_us,)):
+            if at > changed.get(a, -1):
+                changed[a] = at
+        return changed
+
+    def by_change(self) -> list[int]:
+        """Every agent's handle, the most recently changed first, as they are stored."""
+        changed = self._last_changed()
+        return sorted(changed, key=lambda a: (changed[a], a), reverse=True)
+
+    def lately(self, after_us: int) -> list[Counted]:
+        """As ``census()``, of those that have changed since."""
+        changed = self._last_changed(after_us)
+        found: list[Counted] = []
+        for part in slices(list(changed)):
+            for a, name in self.reader.run(f"SELECT a, name FROM agent WHERE a IN {listed(len(part))}", part):
+                found.append(Counted(a, text_of(self.cipher.unname("agent", name), f"agent {a}"), changed[a]))
+        return found
+
+    def changed(self, a: int | None = None) -> list[tuple[int, int, int]]:
         """Time, agent and handle of the branches that have records, the last changed first, as they are stored."""
-        return self.reader.run("SELECT at, a, b FROM branch WHERE a > 0 AND count > 0 ORDER BY at DESC, b DESC")
+        whose, given = ("a > 0", ()) if a is None else ("a = ?", (a,))
+        sql = f"SELECT at, a, b FROM branch WHERE {whose} AND count > 0 ORDER BY at DESC, b DESC"
+        return self.reader.run(sql, given)
 
     def bodies_with(self, table: str, word: bytes) -> set[int]:
         """The handles of agents or branches in whose bodies a word stands somewhere, as they are stored."""
@@ -228,6 +248,11 @@ class View:
         """An agent's judgements on checkpoints. One without is good."""
         rows = self.rows("validity", "WHERE a = ?", (a,))
         return {n: read_body(body, f"validity {n}", "validity") for _, n, body in rows}
+
+    def validity(self, a: int, n: int) -> Body:
+        """An agent's judgement on one checkpoint; empty where it is good."""
+        rows = self.rows("validity", "WHERE a = ? AND n = ?", (a, n))
+        return read_body(rows[0][2], f"validity {n}", "validity") if rows else {}
 
     def shallow(self) -> dict[int, int]:
         """Checkpoints whose parent was forgotten, each with its nearest ancestor that is left, or 0."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,9 +47,26 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-@cache
+ACTING: ContextVar[str] = ContextVar("acting", default="")
+"""On whose behalf something is changed, where that is not this process's user."""
+
+
 def who() -> str:
-    """Who changes something: the name of this process's user."""
+    """Who changes something: the name of this process's user, unless it acts for somebody else."""
+    return ACTING.get() or _user()
+
+
+def acting(by: str, work: Callable[..., T], *given: Any) -> T:
+    """Do something on behalf of somebody, in whatever thread."""
+    before = ACTING.set(by)
+    try:
+        return work(*given)
+    finally:
+        ACTING.reset(before)
+
+
+@cache
+def _user() -> str:
     import getpass
 
     try:
@@ -133,12 +151,12 @@ class Objects(NamedTuple):
     """What a transaction brings, and what it names besides that must be there."""
 
     nodes: Mapping[bytes, bytes] = {}  # as ``pack_node`` made them: nobody waits for the store while that is done
-    pack: NewPack | None = None
+    packs: Sequence[NewPack] = ()
     needs_nodes: frozenset[bytes] = frozenset()
     needs_chunks: frozenset[bytes] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.nodes or self.pack or self.needs_nodes or self.needs_chunks)
+        return bool(self.nodes or self.packs or self.needs_nodes or self.needs_chunks)
 
 
 NOTHING = Objects()
@@ -363,13 +381,13 @@ class Change(View):
         if not objects:
             return
         self.tx.naming()
-        if objects.pack is not None:
-            self.put_pack(objects.pack)
+        for pack in objects.packs:
+            self.put_pack(pack)
         if objects.nodes:
             # In one order for all, so that two who bring the same nodes do not wait for each other.
             rows = [self.cipher.stored("node", self._number("node"), *one) for one in sorted(objects.nodes.items())]
             self.tx.many(TABLES["node"].insert + _UNLESS_THERE, rows)
-        brought = {digest for digest, *_ in objects.pack.chunks} if objects.pack is not None else set()
+        brought = {digest for pack in objects.packs for digest, *_ in pack.chunks}
         nodes = objects.needs_nodes - objects.nodes.keys()
         chunks = objects.needs_chunks - brought
         if (nodes and len(self.has_nodes(nodes)) < len(nodes)) or (

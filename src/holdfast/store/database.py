@@ -32,12 +32,13 @@ from holdfast.errors import (
     NotAStore,
     NotEncrypted,
     ReadOnly,
+    StoreBusy,
     StoreClosed,
     StoreCopied,
     StoreReadOnly,
     StoreWentBack,
 )
-from holdfast.store import files, keys, processes, sqlite
+from holdfast.store import copies, files, keys, processes, sqlite
 from holdfast.store.catalog import View
 from holdfast.store.changes import CannotCollect, Change, Collected, Work, now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
@@ -123,6 +124,7 @@ class Database:
         self.leases = leases
         self.lost_effects = False  # somebody accepts that acknowledged records are missing, and nothing says so yet
         self.released = False
+        self.again: Callable[..., Database] | None = None  # opens it once more
         self._refusal: type[HoldfastError] | None = None
         self._readonly = readonly
         self._numbers: dict[str, int] = {}  # the newest handles that are known, for the direct path
@@ -158,6 +160,9 @@ class Database:
     def check_usable(self) -> None:
         """Raise unless this process may use the store."""
         if self._refusal is None:
+            return
+        if self._refusal is ForkedHandle and copies.READING and self.again is not None:
+            self.inherit(readonly=True)
             return
         if self._refusal is ForkedHandle:
             raise ForkedHandle(
@@ -282,6 +287,23 @@ class Database:
         if self._writers is not None:
             self._writers.resume()
 
+    def release(self) -> None:
+        """Between ``rest`` and ``resume``: have no file open any more, and no branch, until ``reopen``."""
+        if not isinstance(self.engine, Sqlite):
+            raise StoreBusy(f"{self.place} is on a server, and a connection to one cannot be let go for a while")
+        self.leases.close()
+        self.engine.release()
+        if self.witness is not None:
+            self.witness.close()
+
+    def reopen(self) -> None:
+        """After ``release``, also in a copy of this process. Branches are not taken again."""
+        if isinstance(self.engine, Sqlite):
+            self.engine.reopen()
+            self._numbers.clear()
+            if self.witness is not None:
+                self.witness = self.witness.again(self.engine.layout, self.uuid)
+
     def abandon(self, rested: bool) -> None:
         """After a fork, in the child: everything here is the parent's."""
         self._refusal = ForkedHandle
@@ -289,6 +311,23 @@ class Database:
         self.leases.abandon()
         if self.witness is not None:
             self.witness.close()
+
+    def inherit(self, *, readonly: bool = False) -> None:
+        """In a forked child that goes on for its parent: the same store, with connections and locks of its own.
+
+        What was read through this object, and what holds it, goes on. The parent must have let go of what the child
+        is to write; ``readonly``: or the child only reads.
+        """
+        if self._refusal is not ForkedHandle or self.again is None:
+            return
+        fresh = self.again(readonly=readonly or self._readonly is not None, cipher=self.cipher)
+        processes.unwatch(fresh)
+        _open.discard(fresh)
+        self.packs.move(fresh.packs)
+        for name in ("engine", "leases", "witness", "_readonly", "_numbers", "_writers"):
+            setattr(self, name, getattr(fresh, name))
+        self._refusal = None
+        processes.watch(self)
 
     def close(self) -> None:
         """Write what was handed over, and let go of everything.
@@ -351,6 +390,7 @@ def open_database(
     objects: str | None = None,
     remember: bool = True,
     vfs: str | None = None,
+    cipher: Cipher | None = None,
 ) -> Database:
     """Open the store in a directory, or at a ``postgresql://`` URL, making it first if there is none.
 
@@ -359,7 +399,8 @@ def open_database(
     ``trust_older`` opens one that is older than what this user has seen of it, and takes it as it is from now on.
     ``secret`` is the key of an encrypted store; a new store is encrypted if one is given. ``objects`` is where packs
     lie, if not in the store's directory. ``remember=False`` leaves no record of it in the user's state directory: for a
-    store that is thrown away. ``vfs`` replaces SQLite's system calls: for tests of failing disks.
+    store that is thrown away. ``vfs`` replaces SQLite's system calls: for tests of failing disks. ``cipher``: what its
+    rows are read with, where that is known already.
     """
     refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
     engine: Any
@@ -392,7 +433,7 @@ def open_database(
     try:
         if layout is not None:
             engine.check_version()
-        facts = read_facts(engine, secret)
+        facts = read_facts(engine, secret, cipher)
         _check_moved(facts, engine.place, writing=refusal is None)
         home = _check_home(facts, engine, trusted=trust_older) if refusal is None else True
         if layout is not None:
@@ -412,6 +453,7 @@ def open_database(
         raise
     db = Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=witness, readonly=refusal)
     db.lost_effects = lost
+    db.again = partial(open_database, place, create=False, remember=remember, vfs=vfs)
     if not home:
         with suppress(Refused):  # somebody else has just done it
             db.change(db.own)
@@ -476,7 +518,7 @@ def new_facts(change: Change, uuid: bytes, objects: str | None) -> None:
         change.put("store", name, value)
 
 
-def read_facts(engine: Engine, secret: Secret | None) -> Facts:
+def read_facts(engine: Engine, secret: Secret | None, known: Cipher | None = None) -> Facts:
     """Raise unless the store is sound so far as its facts tell, and of a format that this program knows."""
     try:
         found = {str(row[0]): bytes(row[1]) for row in engine.run("SELECT name, value FROM store")}
@@ -484,7 +526,7 @@ def read_facts(engine: Engine, secret: Secret | None) -> Facts:
     except (LookupError, TypeError) as error:
         raise Damaged(f"{engine.place}: table store is damaged", what=("table store",)) from error
     check_version(engine.place, version)
-    cipher = unlock(engine, secret, uuid)
+    cipher = known or unlock(engine, secret, uuid)
     try:
         sound = View(engine, cipher).facts()
         places = sound[OBJECTS].decode(), sound.get(COLD, b"").decode(), sound.get(MOVED, b"").decode()

@@ -106,7 +106,10 @@ class FileLease:
 
     def described(self) -> bool:
         """Whether a holder is named in it. When one ends well, the file is removed, or at least empty."""
-        return self._file is not None and os.fstat(self._file.fileno()).st_size > 0
+        try:
+            return self._file is not None and os.fstat(self._file.fileno()).st_size > 0
+        except OSError as error:
+            raise unavailable(error, f"looking at locks/{self.path.name}") from error
 
     def end_well(self) -> None:
         """The process ends, and nothing failed. The lock stays: a thread may still be at something."""

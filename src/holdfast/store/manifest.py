@@ -28,6 +28,9 @@ VERSION = 1
 STATE = "state"
 """The layer in which the sections of an agent's state lie. Others (files, a process) may stand beside it."""
 
+APART = "\0"
+"""The name of a section of another layer begins so, wherever sections of all layers stand together."""
+
 Sections = list[tuple[str, bytes]]
 Position = tuple[int, bytes]
 """A point in a line of records: how many are before it, and the chain digest after them."""
@@ -69,7 +72,7 @@ class Cost(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says. ``layers`` are trees by name; ``sections`` those of the layer ``state``."""
+    """What a checkpoint says. ``layers`` are trees by name; ``sections`` those of all layers, ``state`` the state's."""
 
     parent: bytes
     depth: int
@@ -99,12 +102,18 @@ class Manifest(NamedTuple):
         target: bytes = b"",
         cost: Cost | None = None,
     ) -> Manifest:
-        layers, nonce = [(STATE, sections)], _nonces.make()
+        layers, nonce = _layered(sections), _nonces.make()
         return cls(parent, depth, layers, operations, effects, metadata, label, time_us, nonce, kind, target, cost)
 
     @property
     def sections(self) -> Sections:
-        return next((sections for name, sections in self.layers if name == STATE), [])
+        if len(self.layers) == 1:
+            return self.layers[0][1]
+        return [*self.state, *((apart(layer, name), root) for layer, some in self.layers[1:] for name, root in some)]
+
+    @property
+    def state(self) -> Sections:
+        return self.layers[0][1]
 
     @property
     def roots(self) -> list[bytes]:
@@ -140,6 +149,8 @@ class Manifest(NamedTuple):
         if len(operations) != _DIGEST_BYTES or len(metadata) != _DIGEST_BYTES or len(parent) not in {0, _DIGEST_BYTES}:
             raise _malformed(data)
         layers = [(name, list(zip(pairs[::2], pairs[1::2], strict=True))) for name, pairs in flat]
+        if not _are_layers(layers):
+            raise _malformed(data)
         end = (effects[0], effects[1])
         return cls(parent, depth, layers, operations, end, metadata, label, time_us, nonce, kind, target, cost)
 
@@ -164,6 +175,33 @@ def _is_layer(layer: Any) -> bool:
         return False
     names, roots = layer[1][::2], layer[1][1::2]
     return set(map(type, names)) <= {str} and all(type(root) is bytes and len(root) == _DIGEST_BYTES for root in roots)
+
+
+def apart(layer: str, section: str) -> str:
+    """What a section of another layer is called among those of the state: in operations, for example."""
+    return f"{APART}{layer}{APART}{section}"
+
+
+def _layered(sections: Sections) -> list[tuple[str, Sections]]:
+    """Sections of all layers, in their order: first those of the state, then the others by their names."""
+    if not sections or sections[-1][0][:1] != APART:
+        return [(STATE, sections)]
+    layers: dict[str, Sections] = {STATE: []}
+    for name, root in sections:
+        _, layer, rest = name.split(APART, 2) if name[:1] == APART else ("", STATE, name)
+        layers.setdefault(layer, []).append((rest, root))
+    return list(layers.items())
+
+
+def _are_layers(layers: list[tuple[str, Sections]]) -> bool:
+    """Whether no two sections are called the same, and all stand where whoever works them out would have them."""
+    if not layers or layers[0][0] != STATE or any(name[:1] == APART for name, _ in layers[0][1]):
+        return False
+    if len(layers) == 1:
+        return True
+    others = [apart(layer, name) for layer, sections in layers[1:] for name, _ in sections]
+    single = all(APART not in name for name, _ in layers[1:]) and all(sections for _, sections in layers[1:])
+    return single and others == sorted(set(others)) and STATE not in dict(layers[1:])
 
 
 def _cost(parts: Any, data: bytes) -> Cost:

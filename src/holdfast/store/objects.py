@@ -59,6 +59,10 @@ Piece = bytes | memoryview
 T = TypeVar("T")
 
 
+SEND_BYTES = 2**22
+"""How much of a pack is written before it is sent on its way to the disk: small chunks go together."""
+
+
 class Missing(Damaged):
     """There is nothing of that name, in a place that is there."""
 
@@ -197,7 +201,7 @@ class Folder:
     def _write(self, path: Path, pieces: Iterable[Piece]) -> int:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            size = 0
+            size = sent = 0
             for piece in pieces:
                 rest = memoryview(piece)
                 while rest:
@@ -208,7 +212,9 @@ class Folder:
                 size += len(piece)
                 # Sends what was written on its way and keeps the page cache for others: as fast as direct I/O, and
                 # several times as fast as leaving all of it to the flush.
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                if size - sent >= SEND_BYTES:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                    sent = size
             self._flush(lambda: os.fsync(fd))
             return size
         finally:

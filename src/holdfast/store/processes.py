@@ -168,6 +168,8 @@ class Forkable(Protocol):
         """In the child: close lock descriptors, leave connections alone, refuse every later use."""
 
 
+rested = True  # whether everything was at rest at the last fork
+
 _live: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _guard = threading.RLock()  # a signal handler may fork inside watch()
 _resting: list[tuple[Forkable, list[bool]]] = []
@@ -179,6 +181,11 @@ _inherited: dict[tuple[int, int], list[apsw.Connection] | None] = {}
 def watch(thing: Forkable) -> None:
     with _guard:
         _live.add(thing)
+
+
+def unwatch(thing: Forkable) -> None:
+    with _guard:
+        _live.discard(thing)
 
 
 def remember(catalog: Path, connections: list[apsw.Connection] | None) -> None:
@@ -218,6 +225,11 @@ def close_inherited(catalog: Path) -> None:
     _inherited.pop(key, None)
 
 
+def thawed() -> None:
+    """This process was brought back from an image: it began at another time, perhaps on another machine."""
+    _identity.cache_clear()
+
+
 def _before() -> None:
     _guard.acquire()
     deadline = time.monotonic() + REST_WAIT_S
@@ -228,6 +240,8 @@ def _before() -> None:
 
 
 def _after_in_parent() -> None:
+    global rested  # noqa: PLW0603 - of the process
+    rested = all(told == [True] for _, told in _resting)
     for thing, _ in _resting:
         thing.resume()
     _resting.clear()

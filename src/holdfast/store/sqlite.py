@@ -236,6 +236,8 @@ class Sqlite:
         self._spare: list[apsw.Connection] = []
         self._connections: list[apsw.Connection] = []
         self._locks: set[int] = set()  # open lock files: a forked child closes them
+        self._directing = threading.Lock()
+        self._folding = threading.Lock()
         self._closed = False
         self._present = _be_present(layout, readonly=readonly)
         try:
@@ -255,7 +257,6 @@ class Sqlite:
         self._direct = self._connect(readonly=False)
         self._direct.set_busy_timeout(0)
         self._direct_execute = self._direct.cursor().execute
-        self._directing = threading.Lock()
         self._not_before = 0.0
         self._queue_fd, folding = _open_lock(layout.queue_lock), _open_lock(layout.queue_lock)
         self._locks |= {self._queue_fd, folding}
@@ -264,7 +265,6 @@ class Sqlite:
         self._writer.set_wal_hook(self._committed)
         self._wanted = threading.Event()
         self._stop = False
-        self._folding = threading.Lock()
         fold = (self._connect(readonly=False), folding)
         self._folder = threading.Thread(target=self._fold_when_wanted, args=fold, name="holdfast-fold", daemon=True)
         self._folder.start()
@@ -589,6 +589,26 @@ class Sqlite:
     def resume(self) -> None:
         while self._rested:
             self._rested.pop().release()
+
+    def release(self) -> None:
+        """Between ``rest`` and ``resume``: have no file open any more, until ``reopen``."""
+        if self._moments:
+            raise StoreBusy(f"{self.place} is being read as it was at one moment", hint="Try again when that is done.")
+        if not self._readonly:
+            self._stop = True
+            self._wanted.set()
+            self._folder.join()
+        self._let_go()
+        self._connections.clear()
+        self._spare.clear()
+
+    def reopen(self) -> None:
+        """After ``release``, in the same process, or in one that is a copy of it: the store may have gone on since."""
+        known = self._catalog
+        self._present = _be_present(self.layout, readonly=self._readonly)
+        self._open(self.layout, readonly=self._readonly)
+        if self._catalog != known:
+            raise _gone(self._catalog_path)
 
     def abandon(self, rested: bool) -> None:
         """After a fork, in the child: nothing of this may be touched, and locks are the parent's."""

@@ -163,6 +163,7 @@ class Witness:
         from holdfast.store.files import unavailable
 
         self.failure: OSError | None = None
+        self._how = {"readonly": readonly, "remember": remember}
         self._using = threading.Lock()
         self._cells: _Cells | None = None
         self._noted = witness_report(layout.path).newest
@@ -174,6 +175,10 @@ class Witness:
                 raise unavailable(error, f"opening {layout.witness}") from error
         self._record = open_record(layout.path, uuid) if remember else None
         self._before = self._record.found if self._record is not None else None
+
+    def again(self, layout: Layout, uuid: bytes) -> Witness:
+        """The same, opened anew."""
+        return Witness(layout, uuid, **self._how)
 
     def compare(self, view: View) -> tuple[list[str], list[str]]:
         """What the store has lost by its own witness, and by what this user has seen of it; in words."""

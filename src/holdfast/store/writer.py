@@ -13,13 +13,14 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Generic, TypeVar
 
 from holdfast.errors import DiskFull, StoreBusy, StoreClosed, Unavailable
-from holdfast.store.changes import Change, Work
+from holdfast.store.changes import ACTING, Change, Work, acting
 from holdfast.store.cipher import Cipher
 from holdfast.store.engine import Engine, Tx
 
@@ -30,6 +31,10 @@ GROUP_MAX = 256
 
 GATHER_S = 0.01
 """The longest that a change which nobody waits for waits for company: well above one flush."""
+
+LINGER_S = 0.25
+"""For so long after the last such change the thread looks by itself whether another came: nobody has to wake it, which
+would stop whoever hands over for as long as it runs."""
 
 RETRY_S = 1.0
 """How often a full disk is tried again for changes that nobody waits for."""
@@ -45,6 +50,9 @@ PASSING = (DiskFull, StoreBusy)
 
 Committed = Callable[[Change], None]
 
+TAKEN = Exception("whoever handed it over makes it")
+"""Why a job was withdrawn that is not needed any more."""
+
 
 class Job(Generic[T]):
     """A change that is handed over. ``lazy``: nobody waits for it, so it may share a flush with others."""
@@ -59,7 +67,8 @@ class Job(Generic[T]):
     def __init__(
         self, work: Work[T] | Callable[[], T], *, lazy: bool = False, size_bytes: int = 0, bare: bool = False
     ) -> None:
-        self.work: Callable[..., T] = work
+        by = ACTING.get()  # whoever hands it over, not whoever makes it, says for whom
+        self.work: Callable[..., T] = partial(acting, by, work) if by else work
         self.bare = bare  # no transaction: something that must not be cut in two
         self.lazy = lazy
         self.size_bytes = size_bytes
@@ -166,6 +175,7 @@ class _Writer:
         self._writing: list[Job[Any]] = []  # taken out of the queue, and not done
         self._queued_bytes = 0  # of both, about: counted anew when something is done
         self._gathers = False  # whether the thread looks again by itself in a moment, for what nobody waits for
+        self._lingers_until_s = 0.0
         self._stop = False
         self.working = threading.Lock()  # while something is being written
         self._thread = threading.Thread(target=self._loop, name=f"holdfast-writer-{number}", daemon=True)
@@ -182,6 +192,8 @@ class _Writer:
                     hint="The disk is slower than what is written, or a stopped process keeps the store.",
                 )
         job.at = time.monotonic()
+        if job.lazy:
+            self._lingers_until_s = job.at + LINGER_S
         self._engine.busy = True
         self._queued_bytes += job.size_bytes
         self._queue.append(job)  # twice, if an interrupt comes now: it is claimed once all the same
@@ -192,6 +204,20 @@ class _Writer:
             with self.working:
                 self._empty()
         job.handed = True  # last: one that lies in the queue, and nobody was woken for, would be waited for for ever
+
+    def take_back(self, jobs: Sequence[Job[Any]]) -> bool:
+        queue = self._queue
+        if tuple(queue) != tuple(jobs) or not all(job.lazy for job in jobs):
+            return False  # a flush that waits behind them may be under way with them
+        # The newest first, as the thread begins with the oldest: none is made without what it stands on.
+        if not all(job.withdraw(TAKEN) for job in reversed(jobs)):
+            return False
+        for job in jobs:
+            with suppress(ValueError):  # the thread has just taken it out, and leaves it
+                queue.remove(job)
+        if not queue:
+            self._engine.busy = False
+        return True
 
     def _bytes(self) -> int:
         waiting = (*self._writing, *tuple(self._queue))
@@ -240,10 +266,14 @@ class _Writer:
             if left_over and self._stop:
                 return 0.0
         self._engine.busy = False
-        return -1.0
+        self._gathers = time.monotonic() < self._lingers_until_s
+        return GATHER_S if self._gathers else -1.0
 
     def _write(self, group: list[Job[Any]]) -> list[Job[Any]]:
         """Make some changes, together if that goes. Returns those that are to be tried again."""
+        group = [job for job in group if not job.finished]
+        if not group:
+            return []
         if group[0].bare:
             self._bare(group[0])
             return []
@@ -310,6 +340,7 @@ class Writers:
 
     def __init__(self, engine: Engine, cipher: Callable[[], Cipher], committed: Committed) -> None:
         self._all = [_Writer(engine, cipher, committed, number) for number in range(engine.writers)]
+        self.taking = threading.RLock()  # while somebody makes changes that were taken back
         self.closed = False
 
     def hand(self, job: Job[T], b: int = 0) -> Job[T]:
@@ -317,6 +348,14 @@ class Writers:
             raise StoreClosed("the store was closed", hint="Open it again with holdfast.open().")
         self._all[b % len(self._all)].hand(job)
         return job
+
+    def take_back(self, jobs: Sequence[Job[Any]], b: int) -> bool:
+        """Have changes of a branch back that nobody waits for, all that it has handed over, to make them oneself.
+
+        With ``taking``, until they are made. False where they were begun, or others wait, too. Those of them that were
+        withdrawn all the same have the error TAKEN.
+        """
+        return self._all[b % len(self._all)].take_back(jobs)
 
     def do(self, work: Work[T], b: int = 0) -> T:
         """Make a change; durable when it returns."""
@@ -328,11 +367,14 @@ class Writers:
 
     @property
     def pending(self) -> bool:
-        return not all(one.idle for one in self._all)
+        with self.taking:
+            return not all(one.idle for one in self._all)
 
     def flush(self, wait_s: float | None = None) -> None:
         """Return when everything that was handed over so far is done; raise what keeps it from being done."""
-        for job in [self.hand(Job(_nothing), number) for number in range(len(self._all))]:
+        with self.taking:  # what is not in a queue now is done
+            jobs = [self.hand(Job(_nothing), number) for number in range(len(self._all))]
+        for job in jobs:
             job.wait(wait_s)
 
     def rest(self, deadline: float) -> bool:

@@ -47,9 +47,9 @@ from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import AgentBusy, BadName, BadOption, Unencodable
 from holdfast.run import scope
 from holdfast.run.effects import Effect
-from holdfast.run.store import open_store
 from holdfast.store.keys import Key
 from holdfast.store.leases import POLL_S
+from holdfast.travel.handle import open_store
 
 # Threads whose states stay in memory after their runs, so that the next turn need not load them.
 THREADS_KEPT = 64

@@ -553,8 +553,7 @@ class Thread:
 
 def named(graph: Graph, key: bytes) -> Point | None:
     """The checkpoint of an agent that has that key; the newest, where a graph has saved it again."""
-    mine = {branch.b for branch in graph.branches}
-    found = [point for point in graph.view.keyed(key) if point.row.b in mine or graph.sees(point.n)]
+    found = [point for point in graph.view.keyed(key) if graph.sees(point)]
     return max(found, key=lambda point: (point.manifest.time_us, point.manifest.depth), default=None)
 
 

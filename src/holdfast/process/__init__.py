@@ -1,0 +1,30 @@
+"""Everything of an agent that is not state: its files, and its process, in copies or as a whole.
+
+What users need of it are methods of stores and names of ``holdfast`` itself. These are for those who start, stop and
+restore processes of others, as the command line does. Each is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast import lazy as _lazy
+
+if TYPE_CHECKING:
+    from holdfast.process.criu import probe
+    from holdfast.process.images import Frozen, name_of
+    from holdfast.process.migration import Migrated
+    from holdfast.process.thaw import Thawed, wait
+
+__all__ = ["Frozen", "Migrated", "Thawed", "name_of", "probe", "wait"]
+
+_HOMES = {
+    "Frozen": "holdfast.process.images",
+    "Migrated": "holdfast.process.migration",
+    "Thawed": "holdfast.process.thaw",
+    "name_of": "holdfast.process.images",
+    "probe": "holdfast.process.criu",
+    "wait": "holdfast.process.thaw",
+}
+
+__getattr__ = _lazy.names(__name__, _HOMES)

@@ -1,0 +1,159 @@
+"""Directories beneath a root, by descriptors: nothing here ever follows a link or leaves the root.
+
+Owns opening, the system's calls that Python does not have, and making changes durable. Knows nothing of trees.
+What always holds: every name of a path is opened without following it, so a directory that somebody replaces with a
+link while we are at work gives an error, not another place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections.abc import Iterator
+from typing import Self
+
+from holdfast.process.trees import STORE, is_store
+
+_KEPT = 64
+"""How many directories stay open: enough for the ways down to those that are worked on in turn."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOREPLACE, _EXCHANGE = 1, 2
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Inside(OSError):
+    """Where the way leads is not a directory of this root's own: a store, or another file system."""
+
+
+class Folders:
+    """Directories beneath one root. Those that were used last stay open; ``with`` closes all of them."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.device = os.fstat(self.root).st_dev
+        self._open: dict[bytes, int] = {}
+        self._held: dict[bytes, int] = {}
+        self._own: set[bytes] = set()
+
+    def hold(self, path: bytes) -> int:
+        """A directory that stays open until it is forgotten."""
+        self._held[path] = os.dup(self.fd(path))
+        return self._held[path]
+
+    def fd(self, path: bytes) -> int:
+        """A directory, open until others are asked for. The root's path is empty."""
+        if not path:
+            return self.root
+        if path in self._held:
+            return self._held[path]
+        found = self._open.pop(path, None)
+        if found is None:
+            above, _, name = path.rpartition(b"/")
+            found = os.open(name, _DIRECTORY, dir_fd=self.fd(above))
+            while len(self._open) >= _KEPT:
+                os.close(self._open.pop(next(iter(self._open))))
+        self._open[path] = found
+        return found
+
+    def parent(self, path: bytes) -> tuple[int, bytes]:
+        """The directory that a path lies in, open, and its name there."""
+        above, _, name = path.rpartition(b"/")
+        return self.fd(above), name
+
+    def own(self, path: bytes) -> None:
+        """Raise Inside if this directory is a store's, or on another file system than the root."""
+        if path in self._own:
+            return
+        if path:
+            self.own(path.rpartition(b"/")[0])
+        fd = self.fd(path)
+        if os.fstat(fd).st_dev != self.device:
+            raise Inside(errno.EXDEV, "another file system is mounted there")
+        if is_store({name for name in STORE if exists(fd, name.encode())}):
+            raise Inside(errno.EPERM, "a Holdfast store lies there")
+        self._own.add(path)
+
+    def forget(self, path: bytes) -> None:
+        """Close a directory that is about to go, and all below it."""
+        for known in [known for known in self._open if known == path or known.startswith(path + b"/")]:
+            os.close(self._open.pop(known))
+        if path in self._held:
+            os.close(self._held.pop(path))
+
+    def close(self) -> None:
+        for fd in (*self._open.values(), *self._held.values()):
+            os.close(fd)
+        self._open.clear()
+        self._held.clear()
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def exists(fd: int, name: bytes) -> bool:
+    return status(fd, name) is not None
+
+
+def status(fd: int, name: bytes) -> os.stat_result | None:
+    """What is at a name, or None."""
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def opened(name: bytes, flags: int, fd: int, mode: int = 0o600) -> Iterator[int]:
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=fd)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def exchange(fd: int, name: bytes, other_fd: int, other: bytes) -> bool:
+    """Let two names change what they stand for, in one step. False where the file system cannot."""
+    return _rename(fd, name, other_fd, other, _EXCHANGE)
+
+
+def place(fd: int, name: bytes, other_fd: int, other: bytes) -> None:
+    """Move something to a name that is free. Raises FileExistsError, and moves nothing, if it is not."""
+    if not _rename(fd, name, other_fd, other, _NOREPLACE):
+        if exists(other_fd, other):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other)
+        os.rename(name, other, src_dir_fd=fd, dst_dir_fd=other_fd)
+
+
+def _rename(fd: int, name: bytes, other_fd: int, other: bytes, flags: int) -> bool:
+    if not hasattr(_libc, "renameat2"):
+        return False
+    if not _libc.renameat2(fd, name, other_fd, other, flags):
+        return True
+    code = ctypes.get_errno()
+    if code in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
+        return False
+    raise OSError(code, os.strerror(code), other)
+
+
+def begin_flush(fd: int) -> None:
+    """Let the disk begin to write a file. Those of which all have begun are durable with few flushes."""
+    if hasattr(_libc, "sync_file_range"):
+        _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE)
+
+
+def flush(fd: int) -> None:
+    """Make all of a file system durable that an open file is on: cheaper than hundreds of single ones."""
+    if _libc.syncfs(fd):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

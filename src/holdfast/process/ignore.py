@@ -1,0 +1,101 @@
+"""Which paths are left out of a tree: the rules of ``.gitignore`` and ``.holdfastignore``.
+
+Owns reading rules and remembering verdicts. Knows nothing of what becomes of a path.
+What always holds: a verdict is that of the rules as they are now; it is remembered only as long as their text, and that
+of every file of rules above it, is the same. Inside ``.git`` only ``.holdfastignore`` counts: git's own files are no
+subject of its rules, and half of them would be no repository.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from pathspec import GitIgnoreSpec
+
+from holdfast.store.cipher import digest
+
+RULES = (".gitignore", ".holdfastignore")
+"""Later ones overrule earlier ones, deeper ones those above, and a later line those before it, as git has it."""
+
+RULES_MAX_BYTES = 2**20
+
+
+class Rules:
+    """What counts in one directory, and below it until a directory has rules of its own."""
+
+    __slots__ = ("_above", "_git", "_place", "_specs", "_verdicts", "key")
+
+    def __init__(self, place: str, texts: dict[str, str], above: Rules | None = None, *, git: bool = True) -> None:
+        self._place = place
+        self._above = above
+        self._git = git
+        self._specs = {name: GitIgnoreSpec.from_lines(text.splitlines()) for name, text in texts.items()}
+        self._verdicts: dict[str, bool] = {}
+        over = above.key if above is not None else b""
+        self.key: bytes = digest(b"rules", over, repr((place, texts, git)).encode())
+        """What names these rules, and all above them."""
+
+    @property
+    def git(self) -> bool:
+        """Whether git's rules count here."""
+        return self._git
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left out here."""
+        return not self._specs and (self._above is None or self._above.empty)
+
+    def ignores(self, path: str) -> bool:
+        """Whether a path, relative to the root, is left out. A directory's ends with a slash."""
+        verdict = self._verdicts.get(path)
+        if verdict is None:
+            verdict = self._verdicts[path] = self._judge(path, self._git) or False
+        return verdict
+
+    def _judge(self, path: str, git: bool) -> bool | None:
+        relative = path[len(self._place) :]
+        for name in reversed(RULES):
+            if name in self._specs and (git or name != ".gitignore"):
+                verdict = self._specs[name].check_file(relative).include
+                if verdict is not None:
+                    return verdict
+        return None if self._above is None else self._above._judge(path, git)
+
+
+class Ignore:
+    """The rules of one tree. ``lines`` count as if they stood in a file above its root."""
+
+    def __init__(self, lines: tuple[str, ...] = ()) -> None:
+        self.above = Rules("", {".holdfastignore": "\n".join(lines)} if lines else {})
+        self._known: dict[str, tuple[Rules, dict[str, str], Rules]] = {}
+
+    def enter(self, place: str, above: Rules, fd: int, names: Collection[str]) -> Rules:
+        """The rules in an open directory, given those above it. Its path ends with a slash; the root's is empty."""
+        inside = above.git and (place == ".git/" or place.endswith("/.git/"))
+        git = above.git and not inside
+        files = [name for name in RULES if name in names and (git or name != ".gitignore")]
+        if not files and not inside:
+            self._known.pop(place, None)
+            return above
+        texts = {name: _text(fd, name) for name in files}
+        known = self._known.get(place)
+        if known is not None and known[0] is above and known[1] == texts:
+            return known[2]
+        rules = Rules(place, texts, above, git=git)
+        self._known[place] = (above, texts, rules)
+        return rules
+
+
+def _text(fd: int, name: str) -> str:
+    """What a file of rules says. One that cannot be read, or is no file, says nothing: then more is kept."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return ""
+    try:
+        return os.fsdecode(os.read(file, RULES_MAX_BYTES))
+    except OSError:
+        return ""
+    finally:
+        os.close(file)

@@ -1,0 +1,158 @@
+"""Moving a process elsewhere: freeze, push, thaw there; and a process that freezes itself.
+
+Owns the order of these steps. What always holds: at every moment one of the two processes can go on, and never both:
+the original is stopped before the image is taken, goes on if the copy does not live, and is ended when it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import holdfast.agent.store as stores
+from holdfast.agent.store import Store
+from holdfast.errors import BadOption, NotFrozen, NotThawed
+from holdfast.process import cooperation, criu, freeze
+from holdfast.process.image import began, boot
+from holdfast.process.images import Frozen, freeze_process, name_of
+
+THAW_S = 300.0
+"""How long the other side gets."""
+
+SELF_S = 600.0
+"""How long a process that freezes itself waits for its image."""
+
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A process that lives elsewhere now. ``downtime_s`` is from its stop until its copy ran."""
+
+    frozen: Frozen
+    pid: int
+    pushed_bytes: int
+    downtime_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        about = {"pid_there": self.pid, "pushed_bytes": self.pushed_bytes, "downtime_s": self.downtime_s}
+        return {**self.frozen.to_json(), **about}
+
+
+def migrate_process(
+    store: Store,
+    target: int | str,
+    dest: Store,
+    *,
+    agent: str | None,
+    tcp: Literal["close", "keep"],
+    through: Sequence[str],
+) -> Migrated:
+    """See ``Store.migrate``."""
+    same = dest.place == store.place
+    if not same and not dest.encrypted:
+        raise BadOption(
+            f"{dest.place} is not encrypted, and an image holds everything that a process has in memory",
+            hint="`holdfast init PLACE --encrypt` makes one that is.",
+        )
+    frozen = freeze_process(store, target, agent=agent, tcp=tcp, then="stop")
+    stopped = time.monotonic() - frozen.seconds
+    try:
+        pushed = 0 if same else store.push(dest, [name_of(frozen.agent)], images=True).bytes
+        pid = _thawed_there(dest.place, frozen, through)
+    except BaseException:
+        freeze.go_on(frozen.pid)
+        raise
+    freeze.end(frozen.pid, frozen.began)
+    return Migrated(frozen, pid, pushed, time.monotonic() - stopped)
+
+
+def _thawed_there(place: str, frozen: Frozen, through: Sequence[str]) -> int:
+    revision = f"{name_of(frozen.agent)}@id:{frozen.checkpoint.id}"
+    words = [
+        *through,
+        sys.executable,
+        "-m",
+        "holdfast",
+        "--store",
+        place,
+        "thaw",
+        revision,
+        "--trust",
+        "--moved",
+        "--json",
+    ]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=THAW_S, check=False)  # noqa: S603
+        if done.returncode == 0:
+            return int(json.loads(done.stdout)["pid"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        raise NotThawed(f"the process could not be thawed there: {error}; the original goes on") from error
+    said = " ".join(done.stderr.split())[-500:]
+    raise NotThawed(f"the process could not be thawed there: {said}; the original goes on")
+
+
+class SelfFrozen(NamedTuple):
+    """Who comes back from ``freeze_self``: the original, or, with ``thawed``, the one that was brought back."""
+
+    thawed: bool
+    agent: str
+    checkpoint: str
+    pause_s: float
+
+
+def freeze_self(
+    store: Store | None = None,
+    *,
+    agent: str | None = None,
+    tcp: Literal["close", "keep"] = "close",
+    files: Literal["save", "keep"] = "save",
+) -> SelfFrozen:
+    """Save this process whole, and go on. It returns once here, and once in each process that a thaw brings back.
+
+    The image goes into ``store``, or into the one that this process has open. Needs root and CRIU.
+    """
+    criu.needed(NotFrozen)
+    opened = [one for one in list(stores._open.values()) if not one.closed]
+    if store is None and len(opened) != 1:
+        raise BadOption(f"this process has {len(opened)} stores open", hint="Say where the image goes: store=.")
+    place = (store or opened[0]).place
+    if opened:
+        cooperation.freezable()
+    me = (os.getpid(), began(os.getpid()), boot())
+    options = [*(["--agent", agent] if agent else []), "--tcp", tcp, "--files", files]
+    with tempfile.TemporaryDirectory(prefix="holdfast-self-") as made:
+        folder = Path(made)
+        # Not a child of this process: children are part of the image.
+        script = '"$@" >out 2>err; echo $? >.code; mv .code code'
+        words = [sys.executable, "-m", "holdfast", "--store", place, "freeze", str(me[0]), *options, "--json"]
+        subprocess.run(  # noqa: S603
+            ["setsid", "--fork", "sh", "-c", script, "freeze", *words],  # noqa: S607
+            cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + SELF_S
+        while (os.getpid(), began(os.getpid()), boot()) == me:
+            if (folder / "code").exists():
+                return _original(folder)
+            if time.monotonic() > deadline:
+                raise NotFrozen(f"no image of this process within {SELF_S:.0f} s", pid=me[0])
+            time.sleep(POLL_S)
+    return SelfFrozen(True, agent or "", "", 0.0)
+
+
+def _original(folder: Path) -> SelfFrozen:
+    said = (folder / "err").read_text().strip()
+    with suppress(ValueError, KeyError):
+        told = json.loads((folder / "out").read_text())
+        return SelfFrozen(False, told["agent"], told["checkpoint"], told["pause_s"])
+    raise NotFrozen(said.removeprefix("holdfast: ") or "this process could not be frozen", pid=os.getpid())

@@ -1,0 +1,312 @@
+"""Bringing a saved process back from a folder: its files, then its memory.
+
+Owns the order of things, what is refused, and what becomes of files that stand in the way. Knows nothing of stores.
+What always holds: when this raises, files are as they were before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.errors import NotThawed
+from holdfast.process import criu, isolation
+from holdfast.process.image import (
+    FILES,
+    IMAGES,
+    Description,
+    SavedFile,
+    began,
+    beside,
+    boot,
+    is_running,
+    state_folder,
+)
+from holdfast.store.files import fsync_directory
+
+PID_WAIT_S = 8.0
+"""How long a thaw waits for a process number to become free: after a failed one it stays taken for some seconds."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_ASIDE = ".holdfast-displaced-"
+
+
+class Thawed(NamedTuple):
+    """A process that is back: its number here, whether it lives in process numbers of its own, and what to know."""
+
+    pid: int
+    own_numbers: bool
+    isolated: bool
+    seconds: float
+    notes: list[str]
+    terminal: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        return {
+            "pid": self.pid, "own_numbers": self.own_numbers, "isolated": self.isolated, "seconds": self.seconds,
+            "notes": self.notes,
+        }  # fmt: skip
+
+
+def bring_back(
+    folder: Path, description: Description, *, isolated: bool = False, attached: bool = False, moved: bool = False
+) -> Thawed:
+    """Let the process of the image in ``folder`` go on from where it was saved.
+
+    ``isolated`` leaves everything else as it is: the process gets copies of all files, numbers of its own and no
+    network. ``attached`` connects its terminal, or its pipes to others, with those of this process. ``moved``: the
+    original is stopped somewhere, and this is its place from now on.
+    """
+    begun = time.monotonic()
+    found = check(description, attached=attached)
+    options = criu.Options(description.terminal or description.job, description.tcp)
+    work = Path(tempfile.mkdtemp(dir=folder, prefix="work-"))
+    call = {"memory_bytes": description.memory_bytes, "own_session": not attached}
+    if isolated:
+        within = _isolated(folder, description)
+        pid = criu.restore(found.program, folder / IMAGES, work, options, within=within, **call)  # type: ignore[arg-type]
+        return Thawed(pid, True, True, time.monotonic() - begun, [])
+    apart = not _numbers_free(folder, description, 0.0 if moved else PID_WAIT_S)
+    with _files_put(folder, description), _inherited(description, attached) as inherit:
+        within = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"] if apart else []
+        if attached:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        pid = criu.restore(found.program, folder / IMAGES, work, options, inherit=inherit, within=within, **call)  # type: ignore[arg-type]
+    notes = [f"Its number {description.pid} was taken: it lives in process numbers of its own."] if apart else []
+    return Thawed(pid, apart, False, time.monotonic() - begun, notes, description.terminal)
+
+
+def wait(pid: int) -> int:
+    """Wait for the end of a process that was brought back attached; how it ended, as a shell would say it."""
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return 0
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    return code if code >= 0 else 128 - code
+
+
+def check(description: Description, *, attached: bool) -> criu.Found:
+    """Raise where it is known beforehand that this process cannot be brought back here."""
+    found = criu.needed(NotThawed)
+    system = f" {os.uname().machine}"
+    if not description.system.endswith(system):
+        raise NotThawed(f"the process was saved on another kind of machine ({description.system})")
+    if os.geteuid() not in {0, description.uid}:
+        raise NotThawed(f"the process is of user {description.uid}", hint="Thaw it as root, or as that user.")
+    if description.terminal and not (attached and sys.stdin.isatty()):
+        raise NotThawed("the process belongs to a terminal, and there is none here", hint="Thaw it in a terminal.")
+    return found
+
+
+def _numbers_free(folder: Path, description: Description, wait_s: float) -> bool:
+    """Whether all numbers are free, those of threads too, or become so in a while."""
+    named = {int(path.stem.partition("-")[2]) for path in (folder / IMAGES).glob("core-*.img")}
+    deadline = time.monotonic() + wait_s
+    while any(Path(f"/proc/{one}").exists() for one in named | set(description.pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextmanager
+def _inherited(description: Description, attached: bool) -> Iterator[dict[str, int]]:
+    """What stands where the process had pipes to others: ours, or nothing that anybody reads. And files that grew."""
+    made: dict[str, int] = {}
+    try:
+        for one in description.files if description.kept else ():
+            # CRIU insists on the size that a file had; one that we open may have another.
+            with suppress(OSError):
+                if os.stat(one.path).st_size != one.size:
+                    opened = os.open(one.path, one.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC) | os.O_CLOEXEC)
+                    made[one.path.lstrip("/")] = opened
+                    os.lseek(opened, one.position, os.SEEK_SET)
+        for name, fd in description.pipes.items():
+            try:
+                made[name] = os.dup(fd) if attached and fd <= 2 else os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                made[name] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        yield made
+    finally:
+        for fd in made.values():
+            os.close(fd)
+
+
+def _isolated(folder: Path, description: Description) -> list[str]:
+    """What is put before CRIU's own words."""
+    files = [
+        (str(folder / FILES / one.content), msgspec.to_builtins(one), sorted({*beside(one)} - {*_paths(description)}))
+        for one in description.files
+        if one.content
+    ]
+    order = folder / "order.json"
+    order.write_text(json.dumps({"folder": str(folder), "files": files}))
+    spaces = ["unshare", "--pid", "--mount", "--net", "--ipc", "--fork", "--kill-child"]
+    return [*spaces, sys.executable, "-I", isolation.__file__, str(order)]
+
+
+def _paths(description: Description) -> list[str]:
+    return [one.path for one in description.files]
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _files_put(folder: Path, description: Description) -> Iterator[None]:
+    """Inside, files are as the process had them. If the block fails, they are as they were before.
+
+    What is moved is written down first, so that the next thaw puts right what a killed one has left.
+    """
+    finish_others()
+    _check_unsaved(description)
+    mark = f"{_ASIDE}{os.urandom(6).hex()}"
+    saved = _paths(description)
+    putting = [
+        one for one in description.files
+        if one.content and not _same(folder / FILES / one.content, Path(one.path), one)
+    ]  # fmt: skip
+    going = {name for one in description.files for name in beside(one) if name not in saved and os.path.lexists(name)}
+    moving = [(path, f"{path}{mark}", os.path.lexists(path)) for path in [*(one.path for one in putting), *going]]
+    note = _noted(description, moving) if moving else None
+    try:
+        for one in putting:
+            _check_parent(Path(one.path))
+            _stage(folder / FILES / one.content, Path(f"{one.path}{mark}-new"), one)
+        for path, aside, there in moving:
+            if there:
+                os.rename(path, aside)
+            if path not in going:
+                os.rename(f"{path}{mark}-new", path)
+        yield
+    except BaseException:
+        _settle(moving, back=True)
+        _forget(note)
+        raise
+    _settle(moving, back=False)
+    _forget(note)
+
+
+Moving = tuple[str, str, bool]
+"""Where a file belongs, where what was there lies meanwhile, and whether anything was there."""
+
+
+def _settle(moving: Iterable[Moving], *, back: bool) -> None:
+    """Let files be as they were before, or drop what was there. Done twice, it does nothing more."""
+    for path, aside, there in moving:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{aside}-new")
+        if back and there and os.path.lexists(aside):
+            os.rename(aside, path)
+        elif back and not there:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        elif not back:
+            with suppress(FileNotFoundError):
+                os.unlink(aside)
+
+
+def _noted(description: Description, moving: list[Moving]) -> Path:
+    notes = state_folder() / "thaws"
+    notes.mkdir(parents=True, exist_ok=True, mode=0o700)
+    note = notes / f"{os.getpid()}-{os.urandom(6).hex()}.json"
+    about = {
+        "by": [os.getpid(), began(os.getpid()), boot()],
+        "image": msgspec.to_builtins(description),
+        "files": moving,
+    }
+    with note.with_suffix(".new").open("w") as file:
+        json.dump(about, file)
+        file.flush()
+        os.fsync(file.fileno())
+    note.with_suffix(".new").rename(note)
+    fsync_directory(notes)
+    return note
+
+
+def _forget(note: Path | None) -> None:
+    if note is not None:
+        note.unlink(missing_ok=True)
+
+
+def finish_others() -> None:
+    """Put right what a thaw has left that was killed: forward if its process lives, otherwise back."""
+    for note in sorted((state_folder() / "thaws").glob("*.json")):
+        with suppress(OSError, ValueError, KeyError, msgspec.MsgspecError):
+            about = json.loads(note.read_text())
+            pid, since, run = about["by"]
+            with suppress(OSError):
+                if run == boot() and began(pid) == since:
+                    continue  # it is at it
+            lives = is_running(msgspec.convert(about["image"], Description))
+            _settle([(str(path), str(aside), bool(there)) for path, aside, there in about["files"]], back=not lives)
+            _forget(note)
+
+
+def _check_unsaved(description: Description) -> None:
+    for one in description.files if not description.kept else ():
+        if one.content:
+            continue
+        try:
+            found = Path(one.path).stat()
+        except OSError:
+            raise NotThawed(f"{one.path} is missing, and was too large to be saved") from None
+        if (found.st_size, found.st_mtime_ns) != (one.size, one.mtime_ns):
+            raise NotThawed(f"{one.path} has changed since, and was too large to be saved", hint="Put it back first.")
+
+
+def _check_parent(path: Path) -> None:
+    """A folder that has become a link would lead elsewhere."""
+    parent = path.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    if parent.resolve() != parent:
+        raise NotThawed(f"{parent} leads to {parent.resolve()} now", hint="Put the folder back where it was.")
+
+
+def _stage(source: Path, staged: Path, one: SavedFile) -> None:
+    try:
+        with source.open("rb") as reading, staged.open("xb") as writing:
+            shutil.copyfileobj(reading, writing, 2**20)
+            os.fchown(writing.fileno(), one.uid, one.gid)
+            os.fchmod(writing.fileno(), one.mode)
+            writing.flush()
+            os.fsync(writing.fileno())
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        reason = "there is no room" if error.errno == errno.ENOSPC else str(error.strerror)
+        raise NotThawed(f"{one.path} could not be put back: {reason}") from error
+
+
+def _same(saved: Path, path: Path, one: SavedFile) -> bool:
+    """Whether a file holds what it held, and may stay where it is."""
+    with suppress(OSError):
+        found = path.lstat()
+        if (found.st_size, found.st_mode & 0o7777, found.st_uid, found.st_gid) == (
+            one.size,
+            one.mode,
+            one.uid,
+            one.gid,
+        ):
+            with saved.open("rb") as mine, path.open("rb") as theirs:
+                while (some := mine.read(2**20)) == theirs.read(2**20):
+                    if not some:
+                        return True
+    return False

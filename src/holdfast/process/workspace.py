@@ -1,0 +1,585 @@
+"""The workspace: an agent's directory, saved with its state and put back with it.
+
+Owns what a checkpoint asks of the directory, the intent to put files back, and which directory belongs to which branch.
+Scanning is ``scan``'s business, moving files ``restore``'s. What always holds: no file is taken away whose content is
+not in a checkpoint; that files are to be put back is durable, in the transaction that moves the state, before the first
+of them moves, and from then on there is one way: whoever opens the branch next finishes it; a tree that comes out of a
+store is checked before anything is done with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import tempfile
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from holdfast.agent import history
+from holdfast.agent.layers import FILES, MARKED, Looked
+from holdfast.codec.diff import tree_hunks
+from holdfast.codec.tree import Tree as Told
+from holdfast.codec.values import decode, encode
+from holdfast.errors import BadOption, HoldfastError, WorkspaceBlocked
+from holdfast.process import restore
+from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
+from holdfast.process.chunks import drain
+from holdfast.process.folders import Folders, opened
+from holdfast.process.scan import Scan, Scanner
+from holdfast.process.trees import (
+    STAGING,
+    Content,
+    Difference,
+    Entry,
+    Incoming,
+    Tree,
+    decode_entries,
+    differences,
+    encode_entry,
+    encode_path,
+    equal,
+    same,
+    shown,
+)
+from holdfast.store.changes import NewPack
+from holdfast.store.rows import body_bytes, malformed, read_body
+from holdfast.store.sqlite import Sqlite
+
+if TYPE_CHECKING:
+    from holdfast.agent.agent import Agent
+    from holdfast.agent.checkpoint import Checkpoint
+    from holdfast.codec.state import State
+    from holdfast.store.catalog import View
+    from holdfast.store.changes import Change
+    from holdfast.store.rows import Branch, Point
+
+log = logging.getLogger("holdfast.process")
+
+MEMORY_MAX_BYTES = 64 * 2**20
+MEMORIES_MAX = 32
+"""How long what a scan remembers may be to be kept, and how many such files stay in one folder."""
+
+FRESH_MIN, FRESH_SHARE = 64, 16
+"""So much must have been read, and this part of all files, before what a scan remembers is kept anew."""
+
+_OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}|new-\w+")
+
+FACT = "workspace "
+"""What the row of a branch is called in the table of facts: this, and its uuid in hexadecimal."""
+
+
+class Claim(NamedTuple):
+    """The directory of a branch. ``to``: the checkpoint whose files are being put back there, ``at``: whose it had."""
+
+    path: str
+    host: str
+    to: bytes = b""
+    at: bytes = b""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this machine."""
+        return self.host == socket.gethostname()
+
+
+def claims(view: View) -> dict[str, Claim]:
+    """The directories that a store knows, by the uuids of branches in hexadecimal."""
+    found = view.facts().items()
+    return {name[len(FACT) :]: _claim(value) for name, value in found if name.startswith(FACT)}
+
+
+def _claim(value: bytes) -> Claim:
+    said = read_body(value, "table store, the row of a workspace")
+    try:
+        return Claim(said["path"], said["host"], said.get("to", b""), said.get("from", b""))
+    except KeyError as error:
+        raise malformed("table store, the row of a workspace") from error
+
+
+def claim_of(agent: Agent) -> Claim | None:
+    """The directory of an agent's branch."""
+    value = agent._db.view.fact(FACT + agent._branch.uuid.hex())
+    return _claim(value) if value is not None else None
+
+
+class WorkspaceInfo(Struct, frozen=True):
+    """The directory of a branch, and the name of the machine that has it.
+
+    ``target``: a process ended while it put back the files of this checkpoint; who opens the branch next finishes it.
+    """
+
+    agent: str
+    branch: str
+    path: str
+    host: str
+    target: str = ""
+
+    @property
+    def half_way(self) -> bool:
+        """Whether files are still to be put back there."""
+        return bool(self.target)
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        return asdict(self)
+
+
+def infos(view: View) -> list[WorkspaceInfo]:
+    """All directories of branches that are there."""
+    known = claims(view)
+    found = [
+        WorkspaceInfo(agent.name, branch.name, one.path, one.host, one.to.hex())
+        for agent in view.agents()
+        for branch in view.branches(agent.a)
+        if (one := known.get(branch.uuid.hex())) is not None
+    ]
+    return sorted(found, key=lambda one: (one.agent, one.branch))
+
+
+def claim(change: Change, branch: Branch, made: Claim) -> None:
+    """Let a directory belong to a branch."""
+    ids = {"to": made.to, "from": made.at} if made.to else {}
+    change.set_fact(FACT + branch.uuid.hex(), body_bytes({"path": made.path, "host": made.host, **ids}))
+
+
+class Workspace:
+    """The directory of one agent on one branch: a layer of its checkpoints."""
+
+    def __init__(self, agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = ()) -> None:
+        self.path = Path(os.path.realpath(root))
+        self._agent = agent
+        self._scanner = Scanner(self.path, ignore=ignore)
+        self._lock = threading.Lock()  # a scanner is not for several threads
+        self.returning: Return | None = None  # files that are still to be put back
+        self._recalled = False
+        self._known: tuple[Told | None, dict[bytes, Entry]] = (None, {})
+
+    # -- saving -----------------------------------------------------------------------------------------------
+
+    def look(self) -> list[Looked]:
+        """What differs from what was told. The contents are in a pack, which is durable, and which nothing names."""
+        tree, known = self._entries()  # before the lock: whoever has the document's may be waiting for it
+        with self._lock:
+            self._settle()
+            made = Incoming(self._agent._db)
+            try:
+                found = self._scan(known, made)
+            except BaseException:
+                made.discard()
+                raise
+        return [*self._differing(found, made.packs, tree), *self._marks(found.marked)]
+
+    def _differing(self, found: Scan[None], made: list[NewPack], tree: Told | None) -> list[Looked]:
+        if not found.changed and not found.gone and tree is not None:
+            return []  # also where it is empty, the layer has to be there
+        items: dict[bytes, bytes | None] = {
+            encode_path(path): encode_entry(found.changed[path]) for path in sorted(found.changed)
+        }
+        items.update((encode_path(path), None) for path in found.gone)
+        named = {
+            name
+            for entry in found.changed.values()
+            if isinstance(entry.content, Content)
+            for name in entry.content.chunks
+        }
+        return [Looked(FILES, items, tuple(made), frozenset(named), tree)]
+
+    def _marks(self, marked: Mapping[bytes, str]) -> list[Looked]:
+        """Entries that may not be what was there at any moment."""
+        document = self._agent._document
+        before = document.apart(MARKED)
+        if MARKED not in document.told.sections and not marked:
+            return []
+        wanted: dict[bytes, bytes | None] = {encode_path(path): encode(why) for path, why in marked.items()}
+        there = dict(_pairs(before.all(document.told.fetch))) if before is not None else {}
+        if wanted == there and before is not None:
+            return []
+        return [Looked(MARKED, {**dict.fromkeys(there), **wanted} if wanted else None)]
+
+    def changed(self) -> bool:
+        """Whether the directory differs from what was told."""
+        _, known = self._entries()
+        with self._lock:
+            self._settle()
+            found = self._scan(known, drain)
+        return bool(found.changed or found.gone)
+
+    def now(self) -> _Side | None:
+        """The files as they are, and a way to read them; None where none were told yet."""
+        document = self._agent._document
+        with document.lock:
+            _, known = self._entries()
+            tree = self._known[0]
+        if tree is None:
+            return None
+        with self._lock:
+            found = self._scan(known, drain)
+        paths = {id(entry): path for path, entry in found.changed.items()}
+
+        def read(entry: Entry) -> bytes:
+            if id(entry) not in paths:
+                return _reading(self._agent)(entry)
+            with Folders(self.path) as folders:
+                above, name = folders.parent(paths[id(entry)])
+                with opened(name, os.O_RDONLY, above) as fd, open(fd, "rb", closefd=False) as file:
+                    return file.read(TEXT_MAX_BYTES)
+
+        return _Side(tree, document.told.fetch, read, known, found.changed, found.gone)
+
+    def _settle(self) -> None:
+        """What was not put back, because there was no room for example, is not saved in the place of what should be."""
+        if self.returning is not None:
+            self.returning.go()
+
+    def _scan(self, known: Tree, into: Any) -> Scan[None]:
+        if not self._recalled:
+            self._recalled = True
+            self._recall()
+        found = self._scanner.scan(known, into=into)
+        if self._scanner.fresh >= max(FRESH_MIN, found.paths // FRESH_SHARE):
+            self._keep()
+        return found
+
+    # -- what a scan remembers --------------------------------------------------------------------------------
+
+    def _memory(self) -> Path:
+        """Where it lies for the next process: beside a store in a directory, for others in the user's cache folder."""
+        db = self._agent._db
+        if isinstance(db.engine, Sqlite):
+            folder = db.engine.layout.path
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            folder = (base if base.is_absolute() else Path.home() / ".cache") / "holdfast"
+        return folder / "scans" / f"{db.uuid.hex()}-{self._agent._branch.uuid.hex()}"
+
+    def _recall(self) -> None:
+        """Take over what the last process remembered. Whatever is wrong with it, files are just read again."""
+        with suppress(OSError, RuntimeError, HoldfastError):
+            file = self._memory()
+            with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as kept:
+                data = kept.read(MEMORY_MAX_BYTES + 1)
+            if len(data) <= MEMORY_MAX_BYTES:
+                self._scanner.remember(self._agent._db.cipher.unbox("scan", file.name, data))
+
+    def _keep(self) -> None:
+        """Keep what is remembered. It holds names of files: so it is boxed as everything else of the store is."""
+        with suppress(OSError, RuntimeError):
+            data = self._scanner.memory()
+            if len(data) > MEMORY_MAX_BYTES:
+                return
+            file = self._memory()
+            if file.parent.is_symlink():
+                return
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd, fresh = tempfile.mkstemp(dir=file.parent, prefix="new-")
+            with open(fd, "wb") as kept:
+                kept.write(self._agent._db.cipher.box("scan", file.name, data))
+            os.replace(fresh, file)  # not flushed: what a crash leaves of it proves itself, or is not used
+            branches = claims(self._agent._db.view)
+            there = [one for one in file.parent.iterdir() if _OURS.fullmatch(one.name)]
+            there.sort(key=lambda one: one.lstat().st_mtime, reverse=True)
+            mine = self._agent._db.uuid.hex()
+            for number, one in enumerate(there):
+                store, _, branch = one.name.partition("-")
+                if number >= MEMORIES_MAX or (store == mine and branch not in branches):
+                    one.unlink(missing_ok=True)
+
+    def _entries(self) -> tuple[Told | None, dict[bytes, Entry]]:
+        """What was told. Only what is another since the last time is read."""
+        document = self._agent._document
+        with document.lock:
+            tree = document.apart(FILES)
+            before, known = self._known
+            if tree is not before:
+                if tree is None or before is None:
+                    known = decode_entries(tree.all(document.told.fetch)) if tree is not None else {}
+                else:
+                    old, new = _apart(before, tree, document.told.fetch)
+                    known = {path: entry for path, entry in known.items() if path not in old} | new
+                self._known = tree, known
+        return tree, known
+
+    # -- going back -------------------------------------------------------------------------------------------
+
+    def going(self, wanted: State, id: bytes) -> Return | None:
+        """What has to be done to the files so that they are those of another checkpoint; None: nothing."""
+        document = self._agent._document
+        if FILES not in wanted.sections:
+            return None  # nothing was saved of them then: they stay
+        tree, now = wanted.section(FILES), document.apart(FILES)
+        if now is not None and now.root == tree.root:
+            return None
+        old, new = _apart(now, tree, wanted.fetch)
+        point = self._agent._db.view.find(id) if id else None
+        found = {path: Difference(old.get(path), new.get(path)) for path in old.keys() | new.keys()}
+        found = {path: one for path, one in found.items() if not equal(one.before, one.after)}
+        if not found:
+            return None
+        made = Return(self, found, trusted=point is None or bool(point.row.b))
+        made.check()
+        return made
+
+    def put_back(self) -> bool:
+        """Put the files of the newest checkpoint back, and keep those that are there in one that is beside it."""
+        agent = self._agent
+        writer, document = agent._check_writer(), agent._document
+        with writer.quiet(), writer.still(document) as firm:
+            looked = self.look()
+            if not looked:
+                return False
+            if not firm.head:
+                raise BadOption(f"{agent.name!r} has no checkpoint yet", hint="Take one: agent.checkpoint().")
+            before, head = document.told.sections, agent._db.view.point(firm.head)
+            why = "these files were in the way of those of the newest checkpoint"
+            kept = writer.beside(document, "files before they were put back", why, "restore", looked=looked)
+            going = self.going(history.state_of(agent._db.now, head), head.id)
+            document.take_back(before, document.told.unacknowledged)
+            if going is not None:
+                agent._db.change(lambda change: going.intend(change, head.id, kept), firm.b)
+                going.go()
+            return True
+
+    def is_at(self, root: str | os.PathLike[str] | None) -> bool:
+        return root is not None and Path(os.path.realpath(root)) == self.path
+
+    def finish(self) -> bool:
+        """Finish what a process that has ended left half-way. Answers whether there was something."""
+        agent = self._agent
+        db = agent._db
+        known = claim_of(agent)
+        if known is None or not known.to:
+            return False
+        log.info("%s: finishing to put back files in %s", agent.name, self.path)
+        target, before = db.view.find(known.to), db.view.find(known.at) if known.at else None
+        if target is None:  # lost in a repair: what is there is kept, and the files of the newest one come back
+            db.change(lambda change: claim(change, agent._branch, known._replace(to=b"", at=b"")))
+            return self.put_back()
+        wanted = tree_of(agent, target)
+        was = tree_of(agent, before) if before is not None else {}
+        back = Return(self, dict(differences(was, wanted)), trusted=bool(target.row.b))
+        if back.go() and agent._branch.id == target.id:  # otherwise they are as good as any other change
+            agent._secure("files that were changed before they were put back")
+            agent._go_back(target)
+        return True
+
+
+class Return:
+    """Files on their way to another checkpoint's. ``trusted``: its links may lead out of the directory."""
+
+    def __init__(self, workspace: Workspace, differing: dict[bytes, Difference], *, trusted: bool) -> None:
+        self.differences = differing
+        self._workspace = workspace
+        self._trusted = trusted
+
+    def check(self) -> None:
+        """Raise if a file cannot be put back, before anything moves: something is in the way, or it is damaged."""
+        packs, view = self._workspace._agent._db.packs, self._workspace._agent._db.view
+        for before, after in self.differences.values():
+            if after is not None and isinstance(after.content, Content) and not same(before, after):
+                for _ in packs.read(view, after.content.chunks):
+                    pass  # each is proven by its digest
+        blocked = restore.obstacles(self._workspace.path, self.differences, leaving_links=self._trusted)
+        if blocked:
+            raise blocked_by(self._workspace.path, blocked, "nothing was changed")
+
+    def intend(self, change: Change, to: bytes, at: bytes) -> None:
+        """Note that it has to be done, in the transaction that moves the state."""
+        agent = self._workspace._agent
+        claim(change, agent._branch, Claim(str(self._workspace.path), socket.gethostname(), to, at))
+
+    def go(self) -> bool:
+        """Do it. Answers whether somebody else changed files meanwhile: they are as he left them."""
+        workspace, agent = self._workspace, self._workspace._agent
+        packs, view = agent._db.packs, agent._db.view
+        workspace.returning = self
+        done = restore.restore(
+            workspace.path, self.differences, lambda names: packs.read(view, names), leaving_links=self._trusted
+        )
+        agent._db.change(lambda change: claim(change, agent._branch, Claim(str(workspace.path), socket.gethostname())))
+        workspace.returning = None
+        if done.blocked:
+            raise blocked_by(workspace.path, done.blocked, "all other files were put back")
+        return bool(done.foreign)
+
+
+def blocked_by(path: Path, blocked: Mapping[bytes, str], what: str) -> WorkspaceBlocked:
+    first = min(blocked)
+    more = f" (and {len(blocked) - 1} more)" if len(blocked) > 1 else ""
+    return WorkspaceBlocked(
+        f"{path}: {shown(first)} cannot be put back: {blocked[first]}{more}; {what}",
+        paths=tuple(sorted(blocked)),
+        hint="Move what is in the way, then try again.",
+    )
+
+
+# -- trees of the past ---------------------------------------------------------------------------------------------
+
+
+def tree_of(agent: Agent, point: Point) -> dict[bytes, Entry]:
+    """The files of a checkpoint. Raises if it has none."""
+    state = history.state_of(agent._db.now, point)
+    if FILES not in state.sections:
+        raise BadOption(
+            f"checkpoint {point.id.hex()[:12]} has no files: it was made without a workspace",
+            hint="Open the agent with workspace=DIRECTORY, then take a checkpoint.",
+        )
+    return decode_entries(state.section(FILES).all(state.fetch))
+
+
+def marks_of(agent: Agent, point: Point) -> dict[bytes, str]:
+    """The paths of a checkpoint's files that may not be what was there at any moment, and why."""
+    state = history.state_of(agent._db.now, point)
+    if MARKED not in state.sections:
+        return {}
+    pairs = dict(_pairs(state.section(MARKED).all(state.fetch)))
+    return {decode(path): str(decode(why)) for path, why in pairs.items()}
+
+
+def export(agent: Agent, point: Point, directory: str | os.PathLike[str], *, links: bool) -> Path:
+    """Write the files of a checkpoint into a new directory."""
+    packs, view = agent._db.packs, agent._db.view
+    path = Path(os.path.abspath(directory))
+    tree = tree_of(agent, point)
+    done = restore.export(path, tree, lambda names: packs.read(view, names), leaving_links=links or bool(point.row.b))
+    if done.blocked:
+        raise blocked_by(path, done.blocked, "nothing was written")
+    return path
+
+
+def remembered(agent: Agent) -> Path | None:
+    """The directory that a branch had last on this machine, if it is there."""
+    known = claim_of(agent)
+    if known is None:
+        return None
+    if not known.here:
+        log.info("%s: its workspace is on %s; its files are not saved here", agent.name, known.host)
+        return None
+    path = Path(known.path)
+    if not path.is_dir():
+        log.warning("%s: its workspace %s is not there; its files are not saved", agent.name, path)
+        return None
+    return path
+
+
+def content_of(agent: Agent, point: Point, path: str) -> bytes:
+    """The content of one file of a checkpoint; a link's is its target."""
+    entry = tree_of(agent, point).get(os.fsencode(path))
+    if entry is None or entry.content is None:
+        raise BadOption(
+            f"checkpoint {point.id.hex()[:12]} has no file {path!r}",
+            hint="See agent.files(), or `holdfast show --files`.",
+        )
+    return _reading(agent)(entry)
+
+
+def _reading(agent: Agent) -> Read:
+    def read(entry: Entry) -> bytes:
+        content = entry.content
+        if not isinstance(content, Content):
+            return content or b""
+        return b"".join(agent._db.packs.read(agent._db.view, content.chunks))
+
+    return read
+
+
+def between(
+    agent: Agent, workspace: Workspace | None, old: Checkpoint | None, new: Checkpoint | None
+) -> list[FileChange]:
+    """What differs between the files of two checkpoints; None: those that are there now, as far as one can see them."""
+    one, two = (_side(agent, workspace, side) for side in (old, new))
+    if one is None or two is None:
+        return []  # nothing is known of one of them
+    mine, other = _apart(one.tree, two.tree, two.fetch)
+    for side, here, there in ((one, mine, other), (two, other, mine)):
+        for path in (*side.changed, *side.gone):
+            if path not in here and path not in there and path in side.known:
+                there[path] = side.known[path]  # both trees have it, and the directory has another one
+            here.pop(path, None)
+        here.update(side.changed)
+    return compare(mine, other, (one.read, two.read))
+
+
+class _Side(NamedTuple):
+    """Files that are compared: a tree, and how those that are there now differ from it."""
+
+    tree: Told
+    fetch: Any
+    read: Read
+    known: Tree = MappingProxyType({})
+    changed: Tree = MappingProxyType({})
+    gone: Collection[bytes] = ()
+
+
+def _side(agent: Agent, workspace: Workspace | None, one: Checkpoint | None) -> _Side | None:
+    if one is None and workspace is not None:
+        return workspace.now()
+    one = one if one is not None else agent.head
+    if one is None or not one.has_files:
+        return None
+    state = history.state_of(agent._db.now, one._current())
+    return _Side(state.section(FILES), state.fetch, _reading(agent))
+
+
+def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = ()) -> Workspace:
+    """Let an agent have a directory. What is there stays, and goes into the next checkpoint."""
+    made = Workspace(agent, root, ignore)
+    if not made.path.is_dir():
+        raise BadOption(f"{made.path} is no directory", hint="Make it first.")
+    db, mine = agent._db, agent._branch.uuid.hex()
+    known, this = claims(db.view), Claim(str(made.path), socket.gethostname())
+    others = [name for name, one in known.items() if one[:2] == this[:2] and name != mine]
+    there = known.get(mine)
+    returning = there is not None and bool(there.to) and there[:2] == this[:2]
+    if any(known[name].to for name in others) or (restore.halfway(made.path) and not returning):
+        raise BadOption(
+            f"the files in {made.path} are half-way: they were being put back for another branch, or by another store",
+            hint=f"Open that one first. If you know that they are right, remove {made.path / STAGING}.",
+        )
+    if there is not None and there.to and there.here and not returning:
+        raise BadOption(
+            f"files of {agent.name!r} are still to be put back in {there.path}, its workspace until now",
+            hint="Open the agent with that one first.",
+        )
+    agent._check_writer().layers.append(made)
+    if others or there is None or there[:2] != this[:2]:
+
+        def take(change: Change) -> None:
+            for name in others:
+                change.set_fact(FACT + name, None)
+            claim(change, agent._branch, this)
+
+        db.change(take)
+    try:
+        made.finish()
+    except BaseException:
+        agent._check_writer().layers.remove(made)
+        raise
+    return made
+
+
+def _apart(old: Told | None, new: Told, fetch: Any) -> tuple[dict[bytes, Entry], dict[bytes, Entry]]:
+    """The entries of two trees without those that both have in the same nodes."""
+    if old is None:
+        return {}, decode_entries(new.all(fetch))
+    hunks = tree_hunks(old, new, fetch)
+    return (
+        decode_entries([item for hunk in hunks for item in hunk.old]),
+        decode_entries([item for hunk in hunks for item in hunk.items]),
+    )
+
+
+def _pairs(items: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    from holdfast.codec.contents import key_of
+
+    for item in items:
+        key = key_of(item)
+        yield key, item[len(key) :]

@@ -1,0 +1,98 @@
+"""What came of executing a run again: where it went another way, what it came by, what was watched.
+
+Owns the words for that, as they travel from the process that executes to the one that asked. Knows nothing of either.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class Difference(Struct, frozen=True):
+    """Where two histories part: what was recorded, and what the program does now. ``line`` is the program's."""
+
+    kind: str  # call, state, result, error, end
+    path: str
+    expected: str
+    actual: str
+    line: str = ""
+    differs: list[str] = []
+    step: int = 0
+
+    def __str__(self) -> str:
+        where = f"at {self.path}" if self.path else "at the end"
+        text = f"{where}, {self.line or '?'}\n  expected: {self.expected}\n  actual:   {self.actual}"
+        return f"{text}\n  differs:  {'; '.join(self.differs)}" if self.differs else text
+
+
+class Passed(Struct, frozen=True):
+    """A checkpoint that an execution has come by. ``same`` is None where the record has none there."""
+
+    path: str
+    label: str
+    id: str
+    digest: str
+    same: bool | None
+
+
+class Step(Struct, frozen=True):
+    """A call or a checkpoint that the program has come to. ``answer``: record, changed, live, or empty."""
+
+    number: int
+    path: str
+    what: str
+    line: str
+    answer: str = ""
+
+
+class Moment(Struct, frozen=True):
+    """Something that was watched has become another: after this line, before this step."""
+
+    line: str
+    source: str
+    step: int
+    old: str
+    new: str
+
+
+class Execution(Struct):
+    """What came of executing a run again."""
+
+    agent: str = ""
+    branch: str = ""
+    run: str = ""
+    function: str = ""
+    status: str = ""  # finished, failed, stopped (see ``stopped``), or as far as it is recorded
+    result: str = ""
+    error: str = ""
+    stopped: str = ""
+    calls: int = 0
+    live: list[str] = []
+    checkpoints: list[Passed] = []
+    steps: list[Step] = []
+    difference: Difference | None = None
+    suspect: list[str] = []  # checkpoints whose states break an invariant of the program, where they are others
+    changes: list[str] = []  # how the last state differs from the recorded one
+    check: bool | None = None
+    moments: list[Moment] = []
+    blocked: list[dict[str, str]] = []
+    isolation: list[str] = []
+    code_changed: bool = False
+    failed: str = ""  # why nothing, or not all, was executed
+    seconds: float = 0.0
+    again: int = 0  # whoever debugs it wants to be at this step, which lies behind
+    again_until: str = ""  # or at the newest one before it at which this holds
+    dap: dict[str, Any] = {}  # where the conversation with an editor is
+    states: list[tuple[str, str]] = field(default_factory=list)  # label and encoded state, where they were asked for
+
+    @property
+    def same(self) -> bool:
+        """Whether it went the same way: every call, the state at every checkpoint, and the end."""
+        return self.difference is None and not self.blocked and not self.failed and not self.stopped
+
+    @property
+    def compared(self) -> int:
+        """The checkpoints whose states are proven to be equal."""
+        return sum(one.same is True for one in self.checkpoints)

@@ -1,0 +1,227 @@
+"""Logs and metrics beside the history: what a program said at which checkpoint, and checkpoints that they ask for.
+
+Owns the logging handler, the metrics hook, and the file of lines that are kept for each agent. Must not capture
+anything: both only ask, and the agent's own thread saves at its next safe point, as policies do. What always holds: a
+line names the checkpoint that was the newest when it was written, so that one leads to the other; our own loggers are
+ignored; at most one line of a pattern asks in a minute, and a bounded number in all; a log that cannot be written
+disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent.schedule import LOG, METRIC
+from holdfast.crash.redaction import Redactor
+from holdfast.errors import BadOption
+from holdfast.travel.detector import Alarm, Detector
+
+if TYPE_CHECKING:
+    from holdfast.travel.handle import Agent
+
+EVERY_S = 60.0
+"""How long a pattern that has asked is quiet."""
+TOTAL = 100
+"""Checkpoints that one handler, or one hook, asks for in its life."""
+PATTERNS_MAX = 1_000
+FILE_MAX_BYTES = 8 * 2**20
+"""Of a file of lines; then it becomes the old one, and the old one goes."""
+TEXT_MAX = 2_000
+OURS = "holdfast"
+_VARIABLE = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line. ``checkpoint`` is the id of the one that was the newest then, empty before the first.
+
+    ``asked``: it asked for a checkpoint; ``after`` is the id of the next one that was made, and ``distance_s`` the
+    seconds until then; None while there is none.
+    """
+
+    at: datetime
+    level: str
+    logger: str
+    text: str
+    checkpoint: str
+    asked: bool
+    after: str = ""
+    distance_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        return {
+            "at": self.at.isoformat(),
+            "level": self.level,
+            "logger": self.logger,
+            "text": self.text,
+            "checkpoint": self.checkpoint,
+            "asked": self.asked,
+            "after": self.after or None,
+            "distance_s": self.distance_s,
+        }
+
+
+class Lines:
+    """The file of lines of one agent's branch."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        name = f"{agent.name}@{agent.branch_name}".encode(errors="surrogatepass")
+        self._name = f"{blake2b(name, digest_size=12).hexdigest()}.jsonl"
+        self._lock = threading.Lock()
+
+    @cached_property
+    def file(self) -> Path | None:
+        """Beside the store; for one on a server, in the user's own folder. None where there is no such place."""
+        place = str(self._agent._store.place)
+        if "://" not in place:
+            return Path(place) / "logs" / self._name
+        base = Path(os.environ.get("XDG_STATE_HOME", ""))
+        try:
+            base = base if base.is_absolute() else Path.home() / ".local" / "state"
+        except RuntimeError:
+            return None
+        return base / "holdfast" / "logs" / f"{blake2b(place.encode(), digest_size=6).hexdigest()}-{self._name}"
+
+    def add(self, level: str, logger: str, text: str, *, asked: bool) -> None:
+        """Append a line. What fails is let go: a log must not stop a program."""
+        writer = self._agent._writer
+        head = writer.head_id.hex() if writer is not None and writer.head_id else ""
+        line = {"at": time(), "level": level, "logger": logger, "text": text, "checkpoint": head, "asked": asked}
+        data = json.dumps(line, ensure_ascii=True).encode() + b"\n"
+        with suppress(OSError), self._lock:
+            if self.file is None:
+                return
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(handle, data)  # one call, so that lines of several threads and processes stay whole
+                full = os.fstat(handle).st_size > FILE_MAX_BYTES
+            finally:
+                os.close(handle)
+            if full:
+                self.file.replace(self.file.with_suffix(".old"))
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """All that is there, oldest first. A line that was cut off is left out."""
+        for file in (self.file.with_suffix(".old"), self.file) if self.file is not None else ():
+            with suppress(OSError), file.open("rb") as opened:
+                for data in opened.read(2 * FILE_MAX_BYTES).splitlines():
+                    with suppress(ValueError):
+                        line = json.loads(data)
+                        if isinstance(line, dict) and isinstance(line.get("at"), int | float):
+                            yield line
+
+
+class Asking:
+    """Asks an agent for a checkpoint, not too often. For any thread."""
+
+    def __init__(self, agent: Agent, trigger: str, total: int) -> None:
+        if agent._writer is None:
+            raise BadOption("a handle that only reads takes no checkpoints", hint="Open it without readonly=True.")
+        self.asked = 0
+        """How often it has asked."""
+        self.quiet = 0
+        """How often it has not, because the pattern had asked in the last minute, or there were too many."""
+        self._agent, self._trigger, self._total = agent, trigger, total
+        self._lock = threading.Lock()
+        self._last: dict[str, float] = {}
+
+    def ask(self, pattern: str) -> bool:
+        """Whether it has asked."""
+        now_s = monotonic()
+        with self._lock:
+            last_s = self._last.get(pattern)
+            known = last_s is not None and now_s - last_s < EVERY_S
+            if known or self.asked >= self._total or self._agent.closed:
+                self.quiet += 1
+                return False
+            if len(self._last) >= PATTERNS_MAX:
+                self._last.clear()
+            self._last[pattern] = now_s
+            self.asked += 1
+        self._agent._pace.ask(self._trigger)
+        return True
+
+
+class LogHandler(logging.Handler):
+    """Keeps the program's log beside the agent's history; records from ``ask`` on ask for a checkpoint."""
+
+    def __init__(
+        self, agent: Agent, *, level: int | str = logging.INFO, ask: int | str = logging.ERROR, total: int = TOTAL
+    ) -> None:
+        super().__init__(level)
+        named = logging.getLevelNamesMapping()
+        self._ask = named.get(ask, -1) if isinstance(ask, str) else ask
+        if self._ask < 0:
+            raise BadOption(f"ask={ask!r}", hint=f"Use a level: {', '.join(named)}.")
+        self.asking = Asking(agent, LOG, total)
+        """How often it has asked, and how often not."""
+        self._lines = Lines(agent)
+        self._redactor = Redactor(dict(os.environ))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        if record.name == OURS or record.name.startswith(f"{OURS}."):
+            return
+        try:
+            text = self._redactor.clean(record.getMessage()[:TEXT_MAX])
+            pattern = f"{record.name}:{record.levelno}:{_VARIABLE.sub('#', str(record.msg)[:200])}"
+            asked = record.levelno >= self._ask and self.asking.ask(pattern)
+            self._lines.add(record.levelname, record.name, text, asked=asked)
+        except Exception:  # noqa: BLE001 - as logging wants it: a handler never raises
+            self.handleError(record)
+
+
+class Metrics:
+    """Follows figures of the program: ``metrics(latency_ms=20.1, queue=3)``. Drift in one asks for a checkpoint."""
+
+    def __init__(self, agent: Agent, *, total: int = TOTAL) -> None:
+        self.asking = Asking(agent, METRIC, total)
+        """How often it has asked, and how often not."""
+        self._lines, self._detector, self._lock = Lines(agent), Detector(), threading.Lock()
+
+    def __call__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> list[Alarm]:
+        """One step. Returns what has turned out to be different."""
+        with self._lock:
+            alarms = self._detector.update({**(values or {}), **more})
+        for alarm in alarms:
+            self._lines.add("METRIC", alarm.place, str(alarm), asked=self.asking.ask(alarm.place))
+        return alarms
+
+
+def logs(agent: Agent, at: Any = None, *, limit: int | None = None) -> list[LogLine]:
+    """The lines of a branch, oldest first: all, or those that were written while a checkpoint was the newest."""
+    line = agent.log()[::-1]
+    after = {one.id: two for one, two in pairwise(line)}
+    wanted = agent.at(at).id if at is not None else None
+    found = []
+    for raw in Lines(agent).read():
+        head, asked = str(raw.get("checkpoint", "")), bool(raw.get("asked"))
+        if wanted is not None and head != wanted:
+            continue
+        following = (after.get(head) if head else next(iter(line), None)) if asked else None
+        said = [str(raw.get(key, ""))[:TEXT_MAX] for key in ("level", "logger", "text")]
+        distance_s = following.time.timestamp() - raw["at"] if following is not None else None
+        found.append(
+            LogLine(
+                datetime.fromtimestamp(raw["at"], UTC), said[0], said[1], said[2], head, asked,
+                following.id if following is not None else "", distance_s,
+            )
+        )  # fmt: skip
+    return found[-limit:] if limit is not None else found

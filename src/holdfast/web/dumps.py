@@ -1,0 +1,143 @@
+"""Dumps, grouped by cause: when a fault was first and last seen, how often, whether somebody has dealt with it.
+
+Owns the groups, and the file in which people say that a cause is dealt with. Dumps are read as inert data. What always
+holds: only files of the store's folder of dumps are opened, by their names; that file only grows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from holdfast import Store, crash
+from holdfast.errors import BadOption, NotInDump, StoreFailed, command
+from holdfast.web.asked import Asked
+from holdfast.web.words import address
+
+DUMPS = 500
+"""The newest ones, which are read. More than are kept by default."""
+SAID = "causes.jsonl"
+SAID_MOST_BYTES = 4 << 20
+_KNOWN = 2_000
+_known: OrderedDict[tuple[str, int, int], dict[str, Any]] = OrderedDict()
+_lock = Lock()
+
+
+def dumps(store: Store, asked: Asked) -> dict[str, Any]:
+    """The dumps of the store by cause, the one that was seen last first."""
+    folder = Path(crash.folder_of(store.place))
+    paths = crash.dumps(folder)
+    wanted = asked.text("q", "", most=200).casefold()
+    resolved = _said(folder)
+    groups: dict[str, dict[str, Any]] = {}
+    for one in map(_entry, paths[:DUMPS]):
+        if wanted and wanted not in f"{one['what']} {one['where']} {one['cause']}".casefold():
+            continue
+        key = _key(one)
+        group = groups.setdefault(
+            key, {"key": key, "cause": one["cause"], "where": one["where"], "what": one["what"], "dumps": [],
+                  "count": 0, "first": one["at"], "last": one["at"], "resolved": resolved.get(key)},
+        )  # fmt: skip
+        group["count"] += 1
+        group["first"] = one["at"] or group["first"]
+        if len(group["dumps"]) < 20:
+            group["dumps"].append(one)
+    for group in groups.values():
+        told = group["resolved"]
+        group["state"] = "open" if told is None else "came back" if group["last"] > told["at"] else "resolved"
+    return {
+        "folder": str(folder), "query": wanted, "groups": list(groups.values()), "total": len(paths),
+        "more": max(0, len(paths) - DUMPS), "dumps": [],
+    }  # fmt: skip
+
+
+def dump(store: Store, asked: Asked) -> dict[str, Any]:
+    """One dump: as ``dump show --json``, and the commands that go on from it."""
+    folder = Path(crash.folder_of(store.place))
+    name = asked.text("file", most=300)
+    path = next((one for one in crash.dumps(folder) if one.name == name), None)
+    if path is None:
+        raise NotInDump(
+            f"there is no dump {name!r} in {folder}", hint="It may have been removed: see the list of dumps."
+        )
+    with crash.open_dump(path) as opened:
+        told = crash.dump_json(opened)
+    return {
+        **told,
+        "name": path.name,
+        "group": _key(_entry(path)),
+        "commands": {
+            "debug": command("dump", "open", path.name),
+            "editor": command("dump", "dap", path.name),
+            "restart": command("dump", "rehydrate", path.name),
+            "explain": command("explain", str(path)),
+        },
+    }
+
+
+def resolve(store: Store, asked: Asked, who: str) -> str:
+    """Say that a cause is dealt with. When it is seen again, it came back."""
+    folder, key = Path(crash.folder_of(store.place)), asked.text("key", most=64)
+    said = {
+        "cause": key,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "by": who,
+        "why": asked.text("why", "", most=500),
+    }
+    try:
+        handle = os.open(folder / SAID, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            if file.tell() > SAID_MOST_BYTES:
+                raise BadOption(f"{SAID} has grown too large", hint=f"Move {folder / SAID} away.")
+            file.write(json.dumps(said).encode() + b"\n")
+    except OSError as error:
+        raise StoreFailed(
+            f"that could not be written down in {folder}: {error.strerror}", hint="Is it yours?"
+        ) from None
+    return address("/dumps")
+
+
+def _said(folder: Path) -> dict[str, dict[str, str]]:
+    """What people have said last of each cause. A line that was cut short counts as not said."""
+    found: dict[str, dict[str, str]] = {}
+    try:
+        with (folder / SAID).open("rb") as file:
+            lines = file.read(SAID_MOST_BYTES + 4096).splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        try:
+            one = json.loads(line)
+            found[str(one["cause"])] = {name: str(one[name])[:500] for name in ("at", "by", "why")}
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """What a list says of a dump. A file that has not changed is not read again."""
+    try:
+        about = path.stat()
+    except OSError:
+        return crash.entry(path)
+    key = (str(path), about.st_size, about.st_mtime_ns)
+    with _lock:
+        if key in _known:
+            return _known[key]
+    found = crash.entry(path)
+    with _lock:
+        _known[key] = found
+        while len(_known) > _KNOWN:
+            _known.popitem(last=False)
+    return found
+
+
+def _key(one: dict[str, Any]) -> str:
+    text = f"{one['cause']}\0{one['where']}" if one["cause"] else one["problem"] or one["trigger"]
+    return blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -1,0 +1,170 @@
+"""Runs and effects: what an agent did outside, in time; what is in doubt, and deciding it; signals, cancelling, forks.
+
+Owns how much of a run is shown. What needs the user's own functions (resuming, probing, undoing) is not done here: the
+page says the command. What always holds: only what somebody decided with a reason is recorded as decided; nothing is
+taken from whoever executes a run.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import Any
+
+from holdfast import Effect, Store
+from holdfast.errors import BadOption, HoldfastError, command
+from holdfast.schemas import effect_json, run_json, signal_json
+from holdfast.web.asked import Asked
+from holdfast.web.brief import brief
+from holdfast.web.timeline import reader
+from holdfast.web.words import address
+
+RUNS = 100
+CALLS = 60
+"""Calls of a run on one page."""
+RECENT = 50
+SIGNALS = 50
+EVENTS = 200
+
+
+def runs(store: Store, asked: Asked) -> dict[str, Any]:
+    """The runs of an agent, what is in doubt, its newest calls, and signals that nobody has taken."""
+    agent = reader(store, asked)
+    found = store.runs(agent.name, limit=RUNS, sort="urgent", status=asked.text("status", "", most=20) or None)
+    doubts = store.effects(agent.name, in_doubt=True, limit=RECENT)
+    recent = store.effects(agent.name, limit=RECENT)
+    return {
+        "agent": agent.name,
+        "live": agent.name,
+        "branches": list(agent.branches())[:200],
+        "runs": [run_json(one, write=_short) for one in found],
+        "more": found.more,
+        "in_doubt": [{**effect_json(one, write=_short), "evidence": _evidence(one)} for one in doubts],
+        "effects": [effect_json(one, write=_short) for one in recent],
+        "signals": [signal_json(one, write=_short) for one in store.signals(agent.name)[-SIGNALS:]],
+        "commands": {"worker": command("worker", "PROGRAM"), "due": command("run", "--due", "PROGRAM")},
+    }
+
+
+def run(store: Store, asked: Asked) -> dict[str, Any]:
+    """One run: a page of its calls in time, what it waits for, and what can be done with it.
+
+    With ``call``, the number of one of them, the page that has it, and more of that call.
+    """
+    id, branch = asked.text("id", most=400), asked.text("branch", "main", most=400)
+    agent = reader(store, asked, branch)
+    info = next((one for one in agent.runs() if one.id == id), None)
+    if info is None:
+        raise BadOption(f"{agent.name} has no run {id!r} on {branch}", hint="See its list of runs.")
+    calls = agent.effects(run=id)
+    wanted = asked.number("call", -1, 0, 2**53)
+    at = next((at for at, one in enumerate(calls) if one.number == wanted), None)
+    page = asked.page if at is None else at // CALLS + 1
+    first = (page - 1) * CALLS
+    sent = [one for one in store.signals(agent.name, branch=branch) if one.run in {id, ""}]
+    where = agent.name if branch == "main" else f"{agent.name}@{branch}"
+    return {
+        "agent": agent.name,
+        "live": agent.name,
+        "branch": branch,
+        "run": run_json(info, write=cut),
+        "effects": [
+            effect_json(one, write=cut if one.number == wanted else _short) for one in calls[first : first + CALLS]
+        ],
+        "total": len(calls),
+        "page": page,
+        "call": wanted if at is not None else None,
+        "more": max(0, len(calls) - first - CALLS),
+        "signals": [signal_json(one, write=_short) for one in sent[-SIGNALS:]],
+        "commands": {
+            "resume": command("run", "PROGRAM:FUNCTION", "--agent", where),
+            "worker": command("worker", "PROGRAM"),
+            "cancel": command("runs", "cancel", where, id, "--undo", "--load", "PROGRAM"),
+            "fork": command("runs", "fork", where, id, "--at", "POSITION", "--branch", "NEW"),
+        },
+    }
+
+
+def history(store: Store, asked: Asked) -> dict[str, Any]:
+    """What was moved, decided or sent, and by whom: as ``events --json``."""
+    agent = reader(store, asked)
+    first = (asked.page - 1) * EVENTS
+    found = [one for one in agent.events() if one["what"] != "open"]
+    listed = [
+        {key: value.isoformat() if key == "when" else brief(value, 400) for key, value in one.items()}
+        for one in found[first : first + EVENTS]
+    ]
+    return {
+        "agent": agent.name, "live": agent.name, "events": listed, "page": asked.page,
+        "more": max(0, len(found) - first - EVENTS),
+    }  # fmt: skip
+
+
+def cut(value: Any) -> Any:
+    """A value of what somebody has opened."""
+    return brief(value, 4_000, 100, 200)
+
+
+def _short(value: Any) -> Any:
+    """A value as it stands in a list."""
+    return brief(value, 120, 6, 20)
+
+
+def _evidence(effect: Effect) -> dict[str, Any]:
+    """What is known about a call that is in doubt."""
+    with suppress(HoldfastError):
+        progress, partial = effect.last_progress, effect.partial
+        return {"progress": brief(progress, 400), "partial": brief(partial, 400)}
+    return {"progress": None, "partial": []}
+
+
+# -- what can be done -------------------------------------------------------------------------------------------------
+
+
+def resolve(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - the house has said who acts
+    """Decide what became of a call that is in doubt."""
+    name, branch = asked.text("agent", most=1_024), asked.text("branch", "main", most=400)
+    decision, why = asked.choice("decision", "", ("done", "not-done")), asked.text("why", "", most=1_000).strip()
+    if not decision:
+        raise BadOption("say what became of it", hint="Choose done, or not done.")
+    if not why:
+        raise BadOption("say how you know", hint="Your reason is recorded with the decision.")
+    result = asked.value("result", "null") if decision == "done" else None
+    with closing(store.agent(name, branch=branch, create=False, workspace=None)) as handle:
+        handle.resolve(
+            asked.text("effect", most=200), "done" if decision == "done" else "not-done", result=result, why=why
+        )
+    return address("/runs", agent=name)
+
+
+def signal(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
+    """Send a signal to a run, or to whichever asks next."""
+    name, branch, id = (
+        asked.text("agent", most=1_024),
+        asked.text("branch", "main", most=400),
+        asked.text("run", "", most=400),
+    )
+    value = asked.value("value", "null")
+    store.signal(name, asked.text("signal", most=200), value, run=id or None, any_run=not id, branch=branch)
+    return address("/run", agent=name, id=id, branch=branch) if id else address("/runs", agent=name)
+
+
+def cancel(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
+    """Cancel a run, whoever executes it. What it did stays."""
+    name, branch, id = (
+        asked.text("agent", most=1_024),
+        asked.text("branch", "main", most=400),
+        asked.text("run", most=400),
+    )
+    store.cancel(name, id, branch=branch)
+    return address("/run", agent=name, id=id, branch=branch)
+
+
+def fork(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
+    """Let a run be executed once more from a position on, on a new branch: a worker does that."""
+    branch, id = asked.text("branch", "main", most=400), asked.text("run", most=400)
+    agent = reader(store, asked, branch)
+    plan = agent.plan_fork(id, at=asked.text("position", most=400))
+    if plan.in_doubt:
+        raise BadOption("a call before that position is in doubt", hint="Decide it first.")
+    made = plan.apply(asked.text("new", most=200))
+    return address("/run", agent=made.agent, id=made.id, branch=made.branch)

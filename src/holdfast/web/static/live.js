@@ -1,0 +1,126 @@
+// What happens now. One tab of a browser holds the stream and tells the others, since browsers open six connections to
+// a host and no more; a tab that nobody looks at holds none. Then each part of the page that has changed is replaced.
+
+const wanted = document.body.dataset.live;
+const sign = document.getElementById("live");
+const html = window.trustedTypes
+  ? window.trustedTypes.createPolicy("holdfast", { createHTML: (text) => text })
+  : { createHTML: (text) => text };
+const others = "BroadcastChannel" in window ? new BroadcastChannel("holdfast-live") : null;
+let stream = null;
+let release = null;
+let asking = false;
+let again = false;
+let said = 0;
+
+const words = { on: "Live", off: "Not live", trouble: "The store cannot be read" };
+
+function show(state) {
+  if (!sign) return;
+  sign.dataset.state = state;
+  sign.textContent = words[state];
+}
+
+function concerns(change) {
+  return wanted === "*" || change.all || (change.agents || []).includes(wanted);
+}
+
+// The same address once more; whoever types or chooses something in a part is not disturbed.
+export async function refresh() {
+  if (asking) {
+    again = true;
+    return;
+  }
+  asking = true;
+  try {
+    const answer = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "error" });
+    if (!answer.ok) return;
+    const fresh = new DOMParser().parseFromString(html.createHTML(await answer.text()), "text/html");
+    for (const part of document.querySelectorAll("[data-part]")) {
+      const next = fresh.querySelector(`[data-part="${CSS.escape(part.dataset.part)}"]`);
+      if (!next || next.outerHTML === part.outerHTML || part.querySelector("dialog[open], details[data-edit][open]")) continue;
+      const focused = part.contains(document.activeElement) ? document.activeElement : null;
+      if (focused && focused.matches("input, textarea, select")) continue;
+      const key = focused && focused.id;
+      const made = document.importNode(next, true);
+      part.replaceWith(made);
+      if (key) document.getElementById(key)?.focus({ preventScroll: true });
+      made.dispatchEvent(new CustomEvent("holdfast:part", { bubbles: true }));
+    }
+  } catch {
+    show("off");
+  } finally {
+    asking = false;
+    if (again) {
+      again = false;
+      setTimeout(refresh, 250);
+    }
+  }
+}
+
+function heard({ type, data }) {
+  if (type === "state") {
+    show(data);
+  } else if (type === "changed" && concerns(data)) {
+    if (!document.hidden) refresh();
+  }
+}
+
+function tell(type, data) {
+  heard({ type, data });
+  others?.postMessage({ type, data });
+}
+
+function open() {
+  stream = new EventSource("/events");
+  stream.addEventListener("hello", () => {
+    tell("state", "on");
+    if (said++) tell("changed", { all: true }); // what happened while there was no stream, nobody has told
+  });
+  stream.addEventListener("changed", (event) => tell("changed", JSON.parse(event.data)));
+  stream.addEventListener("trouble", () => tell("state", "trouble"));
+  stream.addEventListener("error", () => tell("state", "off"));
+}
+
+function close() {
+  stream?.close();
+  stream = null;
+  release?.();
+  release = null;
+}
+
+function begin() {
+  if (document.hidden || stream || release) return;
+  if (!navigator.locks) {
+    open();
+    return;
+  }
+  const mine = { cancelled: false };
+  release = () => { mine.cancelled = true; };
+  others?.postMessage({ type: "ask" });
+  navigator.locks.request("holdfast-live", () => {
+    if (mine.cancelled) return undefined;
+    open();
+    return new Promise((resolve) => { release = resolve; });
+  });
+}
+
+if (wanted) {
+  show("off");
+  others?.addEventListener("message", (event) => {
+    if (event.data.type === "ask") {
+      if (stream && stream.readyState === EventSource.OPEN) others.postMessage({ type: "state", data: "on" });
+    } else heard(event.data);
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      close();
+    } else {
+      begin();
+      refresh();
+    }
+  });
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", begin);
+  begin();
+}

@@ -1,0 +1,70 @@
+"""Files of a workspace on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import holdfast
+from holdfast.process import restore
+from tests.lives import die, dies
+
+
+@pytest.fixture
+def repo(store_path, tmp_path):
+    """A workspace with two checkpoints."""
+    root = tmp_path / "repo"
+    root.mkdir()
+    (root / "app.py").write_text("one\ntwo\n")
+    (root / "raw").write_bytes(b"\xff\0")
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=root)
+        agent.checkpoint("one")
+        (root / "app.py").write_text("one\nthree\n")
+        (root / "new").symlink_to("app.py")
+        agent.checkpoint("two")
+    return root
+
+
+def test_shows_files_and_what_differs(cli, repo):
+    assert cli("show", "coder@one", "--file", "app.py").out == "one\ntwo\n"
+    listed = cli("show", "coder", "--files").out
+    assert [line.split()[-1] for line in listed.splitlines()[1:-1]] == ["app.py", "app.py", "raw"]
+    found = cli("show", "coder", "--file", "app.py", "--json").json
+    assert (found["content"], [one["path"] for one in found["files"]]) == ("one\nthree\n", ["app.py"])
+    every = json.loads(cli("show", "coder", "--files", "--json").out)["files"]
+    assert [one["path"] for one in every] == ["app.py", "new", "raw"]
+    assert cli("show", "coder", "--file", "raw", "--json").json["content"] == "\\xff\0"
+    ended = cli("show", "coder", "--file", "nothing")
+    assert (ended.code, "no file" in ended.err) == (2, True)
+    shown = cli("diff", "coder@one", "coder").out
+    assert "-   two" in shown
+    assert "+ new: added, link to app.py" in shown
+    assert cli("diff", "coder@one", "coder", "--exit-code").code == 1
+    found = json.loads(cli("diff", "coder@one", "--json").out)
+    assert [one["kind"] for one in found["files"]] == ["changed", "added"]
+
+
+def test_a_rollback_lists_files_first_and_puts_them_back(cli, repo):
+    planned = cli("rollback", "coder", "--to", "one", "--dry-run").out
+    assert "2 files" in planned
+    assert (repo / "app.py").read_text() == "one\nthree\n"
+    cli("rollback", "coder", "--to", "one", "--yes")
+    assert (repo / "app.py").read_text() == "one\ntwo\n"
+    assert not (repo / "new").is_symlink()
+
+
+def test_every_verb_says_that_a_directory_is_half_way(cli, store_path, repo, monkeypatch):
+    def life() -> None:
+        monkeypatch.setattr(restore, "restore", lambda *_, **__: die())
+        with holdfast.open(store_path) as store:
+            store.agent("coder").rollback("one")
+
+    assert dies(life, 0)
+    for words in (["agents"], ["log", "coder"], ["doctor"]):
+        assert "half-way" in cli(*words).err
+    assert "half-way" in json.loads(cli("doctor", "--json").out)["troubles"][0]["text"]
+    cli("rollback", "coder", "--to", "one", "--yes")
+    assert (repo / "app.py").read_text() == "one\ntwo\n"
+    assert "half-way" not in cli("agents").err

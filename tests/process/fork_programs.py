@@ -1,0 +1,337 @@
+"""Programs that fork, each a process of its own: ``python -m tests.process.fork_programs FUNCTION ARGUMENTS``.
+
+What they print is what is looked at: it comes from whichever process is the program at that time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import holdfast
+from holdfast.errors import BadOption, ForkLost, ForkPointOpen, ForkRefused
+from holdfast.store import copies
+from tests.agent.histories import few_between_seals
+from tests.process.fork_child import say
+
+
+@holdfast.tool(effect="read")
+def look() -> str:
+    return "seen"
+
+
+@holdfast.tool(effect="write")
+def act() -> None:
+    say("acted")
+
+
+def back(times: str) -> None:
+    """Go back so often, each time with what the last try found out."""
+    seen = ["before"]
+    with holdfast.fork_point() as point:
+        say(json.dumps([point.rollbacks, point.returned, point.value, seen]))
+        if point.rollbacks < int(times):
+            seen.append("lost")
+            point.rollback({"tried": point.rollbacks, "pair": (1, 2)})
+    say("pid", os.getpid())
+    sys.exit(7)
+
+
+def leave(how: str) -> None:
+    """Leave a block without going back: the process is the same, and nothing is left."""
+    before = os.getpid(), threading.active_count()
+    waiting = 0
+    try:
+        with holdfast.fork_point() as point:
+            waiting = point._waiting
+            if how == "raise":
+                raise ValueError(how)
+            if how == "exit":
+                sys.exit(3)
+    except ValueError:
+        say("raised")
+    finally:
+        say(before == (os.getpid(), threading.active_count()), Path(f"/proc/{waiting}").exists())
+
+
+def stored(path: str) -> None:
+    """A handle that was there before works again in the process that takes over."""
+    store = holdfast.open(path)
+    with store.agent("a") as agent:
+        agent.state["tries"] = []
+        session = agent.handle("session", open=lambda kept: [kept, os.getpid()], describe=lambda one: one[1])
+        opened = session.handle[1]
+        agent.checkpoint("before")
+        with holdfast.fork_point() as point:
+            agent.state["tries"].append(point.rollbacks)
+            for call in (agent.checkpoint, act, lambda: agent.rollback("before"), agent.undo):
+                try:
+                    call()
+                except ForkPointOpen:
+                    continue
+                say("not refused")
+            if agent.step() is not None or look() != "seen":
+                say("not as it should be")
+            if point.rollbacks < 3:
+                point.rollback()
+        agent.state["tries"].append(point.rollbacks)
+        agent.checkpoint("after")
+        if session.handle != [opened, os.getpid()]:
+            say("the handle of another process", session.handle)
+        act()
+        say(json.dumps([list(agent.state["tries"]), [c.label for c in agent.log()], store.verify().ok]))
+        say(holdfast.open(path) is store, store.agent("a") is agent)
+    agent.checkpoint("last")
+    store.close()
+
+
+def forked_inside(how: str) -> None:
+    """A process that the program forks itself, inside the block, can leave it in any way: the point is not its own."""
+    with holdfast.fork_point() as point:
+        child = os.fork()
+        if child == 0:
+            if how == "exit":
+                sys.exit(5)
+            try:
+                point.rollback("by a child")
+            except BadOption:
+                os._exit(5)
+        say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        if not point.returned:
+            point.rollback("by the program")
+    say(point.value)
+
+
+def nested() -> None:
+    order = []
+    with holdfast.fork_point() as outer:
+        order.append(f"outer {outer.rollbacks}")
+        with holdfast.fork_point() as inner:
+            order.append(f"inner {inner.rollbacks}")
+            if inner.rollbacks < 2:
+                inner.rollback(order)
+            order += ["from", *inner.value]
+            if outer.rollbacks < 2:
+                outer.rollback(order)
+        order.append(outer.value)
+    say(json.dumps(order))
+
+
+def refused() -> None:
+    """Each reason for which no point is made."""
+
+    def reason() -> str:
+        try:
+            with holdfast.fork_point():
+                return "made"
+        except ForkRefused as error:
+            return error.reason
+
+    say(reason())
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="somebody's")
+    thread.start()
+    say(reason())
+    stop.set()
+    thread.join()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        say(reason())
+        child.kill()
+    import asyncio
+
+    async def later() -> None:
+        say(reason())
+
+    asyncio.run(later())
+    points = [holdfast.fork_point() for _ in range(17)]
+    try:
+        for point in points:
+            point.__enter__()
+    except ForkRefused as error:
+        say(error.reason)
+    points[0].__exit__()
+    say(reason())
+
+
+def signalled() -> None:
+    """Go back, say so, and wait for a signal, which goes to whoever had this number first."""
+    first = os.getpid()
+
+    def told(number: int, _: object) -> None:
+        say("got", signal.Signals(number).name)
+        if number == signal.SIGUSR2:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, told)
+    with holdfast.fork_point() as point:
+        if not point.returned:
+            point.rollback()
+        say("back", first, os.getpid())
+        while True:
+            time.sleep(0.05)
+
+
+def around(folder: str) -> None:
+    """What is shared with the process that gave way: places in files, and random numbers."""
+    place = Path(folder, "text")
+    place.write_text("".join(f"line {n}\n" for n in range(1000)))
+    log = Path(folder, "log").open("w", buffering=1)  # noqa: SIM115 - both processes have it
+    with place.open() as text, holdfast.fork_point(reseed=False) as point:
+        line, number = text.readline(), random.random()
+        log.write(f"{line.strip()} {point.rollbacks}\n")
+        if not point.returned:
+            text.read()
+            point.rollback([line, number])
+        say(point.value == [line, number], text.readline().strip())
+    with holdfast.fork_point() as point:
+        number = random.random()
+        if not point.returned:
+            point.rollback(number)
+        say(point.value == number)
+    log.close()
+    say(Path(folder, "log").read_text().split("\n"))
+
+
+def _change(state: holdfast.Document, chance: random.Random) -> None:
+    """One random change of a state, small or large, in any depth."""
+    names = [name for name in state if name != "count"]
+    what = chance.randrange(9)
+    if what == 0 or not names:
+        state[chance.choice("abcdef")] = chance.choice(
+            [list(range(chance.randrange(3000))), {}, {"k": [1]}, {1, 2}, "t"]
+        )
+        return
+    section = state[name := chance.choice(names)]
+    if what == 1:
+        del state[name]
+    elif what == 2:
+        state[chance.choice("abc")] = chance.randbytes(chance.choice([10, 300_000, 900_000]))
+    elif isinstance(section, list):
+        if what < 6 or not section:
+            section.extend(chance.random() for _ in range(chance.choice([1, 2, 500])))
+        elif what == 6:
+            section.insert(chance.randrange(len(section)), {"deep": [chance.random()] * 50})
+        elif what == 7:
+            del section[chance.randrange(len(section)) :]
+        elif isinstance(section[-1], dict):
+            section[-1]["deep"] = list(range(chance.choice([1, 4000])))
+    elif isinstance(section, dict):
+        section[chance.choice("xyz")] = chance.choice([1, [chance.random()] * 2000, {"in": {"side": chance.random()}}])
+        if what > 6 and isinstance(section.get("x"), list):
+            section["x"].append(chance.random())
+    elif isinstance(section, set):
+        section.add(chance.randrange(1000))
+
+
+def saving(path: str, seed: str, steps: str) -> None:
+    """Change a state at random, save it in both ways, kill a copy now and then; every checkpoint has what it should."""
+    few_between_seals()
+    chance, expected = random.Random(seed), {}
+    store = holdfast.open(path)
+    agent = store.agent("a", when=None)
+    pending = []
+    for step in range(int(steps)):
+        for _ in range(chance.randrange(4)):
+            _change(agent.state, chance)
+        what, label = chance.randrange(8), str(step)
+        if what < 4:
+            now = holdfast.plain(agent.state)
+            one = agent.checkpoint(label, mode="fork")
+            if not one.forked:
+                say("not forked", one.reason)
+            if what == 0:
+                for pid in list(copies.OWN):
+                    os.kill(pid, signal.SIGKILL)
+            if what == 1:
+                agent.dirty  # noqa: B018 - it looks what has changed
+            pending.append((label, now, one))
+        elif what == 4:
+            expected[label] = holdfast.plain(agent.state)
+            agent.checkpoint(label)
+        elif what == 5 and agent.head is not None:
+            agent.rollback(chance.choice(agent.log()))
+        elif what == 6:
+            agent.close()
+            agent = store.agent("a", when=None)
+    killed = 0
+    for label, now, one in pending:
+        try:
+            if one.wait().label == label:
+                expected[label] = now
+        except ForkLost:
+            killed += 1
+    made = {one.label: one for one in agent.log(all=True)}
+    wrong = [label for label, state in expected.items() if holdfast.plain(made[label].state) != state]
+    told = [one.label for one in made.values() if one.label.isdigit() and one.label not in expected]
+    say(json.dumps([wrong, told, store.verify().ok]), len(expected), killed)
+
+
+def fallen_back(path: str) -> None:
+    agent = holdfast.open(path).agent("a")
+    agent.state["n"] = 1
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    one = agent.checkpoint("beside a thread", mode="fork")
+    say(one.forked, one.done, "threads" in one.reason, agent.head.label)
+    stop.set()
+    thread.join()
+    agent.state["n"] = 2
+    agent.checkpoint("at the end", mode="fork")  # and nobody waits for it
+
+
+def exploring(path: str, folder: str) -> None:
+    """Candidates that end in every way."""
+    store = holdfast.open(path)
+    agent = store.agent("a", when=None)
+    agent.state["seen"] = ["before"]
+    agent.checkpoint("before")
+    Path(folder, "text").write_text("as it was")
+    memory = [0]
+
+    def attempt(what: str, place: Path) -> object:
+        memory[0] += 1
+        agent.state["seen"].append(what)
+        (Path("text")).write_text(what)
+        if what == "raise":
+            raise LookupError("not here")
+        if what == "late":
+            time.sleep(60)
+        if what == "large":
+            return len(bytearray(1 << 30))
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "value":
+            return lambda: 1
+        if what == "write":
+            return act()
+        if what == "save":
+            return agent.checkpoint()
+        past = agent.at("before").state["seen"]
+        return what, memory[0], list(agent.state["seen"]), list(past), (place / "text").read_text(), look()
+
+    told = []
+    ways = ["one", "raise", "large", "die", "value", "write", "save", "two"]
+    found = holdfast.explore(
+        ways, attempt, at_once=3, limit_s=120, memory_bytes=1 << 28, workspace=folder,
+        key=lambda value: value[0], progress=lambda one: told.append(one.number),
+    )  # fmt: skip
+    say(json.dumps([one.value if one.ok else [one.error.reason, one.error.error_type] for one in found]))
+    (late,) = holdfast.explore(["late"], attempt, limit_s=0.2, workspace=folder)
+    say(late.error.reason, late.seconds < 60)
+    say(found.best.candidate, sorted(told) == list(range(len(ways))), memory, Path(folder, "text").read_text())
+    agent.checkpoint("after")
+    say(list(agent.state["seen"]), [one.label for one in agent.log()], store.verify().ok, not copies.OWN)
+    say(len(list(Path(folder).parent.glob("holdfast-explore-*"))))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

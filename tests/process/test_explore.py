@@ -1,0 +1,33 @@
+"""Candidates from one moment: each has the same memory, and all that comes back is a value."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import holdfast
+from holdfast.errors import BadOption
+from tests.process.test_point import run
+
+
+def test_every_way_to_end_is_told_and_nothing_of_the_program_changes(store_path, tmp_path):
+    (tmp_path / "work").mkdir()
+    found, late, best, after, left = run(
+        "exploring", store_path, tmp_path / "work", environment={"TMPDIR": str(tmp_path)}
+    )
+    assert json.loads(found) == [
+        *[["one", 1, ["before", "one"], ["before"], "one", "seen"], ["raised", "LookupError"]],
+        *[["memory", ""], ["died", ""], ["value", ""], ["raised", "ForkPointOpen"], ["raised", "ForkPointOpen"]],
+        ["two", 1, ["before", "two"], ["before"], "two", "seen"],
+    ]
+    assert late == "time True"
+    assert best == "two True [0] as it was"
+    assert after == "['before'] ['after', 'before'] True True"
+    assert left == "0", "copies of the workspace are removed"
+
+
+@pytest.mark.parametrize("options", [{"at_once": 0}, {"limit_s": float("nan")}, {"memory_bytes": -1}])
+def test_limits_that_make_no_sense_are_refused(options):
+    with pytest.raises(BadOption):
+        holdfast.explore([1], str, **options)

@@ -1,0 +1,607 @@
+"""Frozen processes: real programs are saved with CRIU while they run, killed, and brought back."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.errors import HoldfastError, NotAnImage, NotEncrypted, NotFrozen, NotThawed, UntrustedImage
+from tests.process.programs import AGENT, COUNTER, SERVER, Program, until
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
+
+
+def cli(*words, store=None, **options):
+    place = ["--store", str(store)] if store is not None else []
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", *place, *map(str, words)],
+        capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False, **options,
+    )  # fmt: skip
+
+
+def ask(port):
+    def once():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10) as answer:
+            return [int(word) for word in answer.read().split()]
+
+    return until(once, OSError)
+
+
+def ended(pid):
+    until(lambda: None if Path(f"/proc/{pid}").exists() else True)
+
+
+@pytest.fixture
+def store(store_path):
+    with holdfast.open(store_path) as opened:
+        yield opened
+
+
+def test_a_server_that_is_frozen_under_load_and_killed_answers_again_with_memory_files_and_port(tmp_path, store):
+    with Program(tmp_path / "server", SERVER) as server:
+        port = int(server.wait_for("port"))
+        ask(port)
+        over = threading.Event()
+
+        def load():
+            while not over.is_set():
+                with suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=5).read()
+
+        loaders = [threading.Thread(target=load) for _ in range(2)]
+        for one in loaders:
+            one.start()
+        try:
+            frozen = store.freeze(server.pid)
+        finally:
+            over.set()
+            for one in loaders:
+                one.join()
+        after = ask(port)  # it goes on, and its files grow
+        assert after[0] == after[1]
+        server.kill()
+        (server.folder / "server.db-journal").write_bytes(b"left behind")
+
+        thawed = store.thaw("program")
+        assert thawed.pid == server.pid
+        count, stored, ticks, pid = ask(port)
+        assert pid == server.pid
+        assert count == stored <= after[0]
+        assert ticks > 0
+        later = ask(port)
+        assert later[:2] == [count + 1, stored + 1]
+        assert later[2] >= ticks, "its other thread goes on"
+        assert len((server.folder / "server.log").read_text().split()) == later[0]
+        assert not (server.folder / "server.db-journal").exists()
+        assert not list(server.folder.glob("*displaced*"))
+        assert frozen.pause_s > 0
+        assert any("mapped" in note for note in frozen.notes)
+        assert any("ledger" in note for note in frozen.notes)
+        with pytest.raises(NotThawed, match="still runs"):
+            store.thaw("program")
+        assert ask(port)[0] == later[0] + 1
+
+
+def test_a_thaw_that_is_killed_half_way_leaves_old_files_for_the_next_one(tmp_path, store_path):
+    from holdfast.process import criu
+    from tests.lives import dies
+
+    with Program(tmp_path / "writer", "log = open('log', 'w', buffering=1)\nlog.write('old\\n')\n" + COUNTER) as one:
+        one.passes(1)
+        with holdfast.open(store_path) as store:
+            store.freeze(one.pid, agent="writer", then="end")
+        one.kill()
+        log = one.folder / "log"
+        log.write_text("what somebody wrote later")
+
+        def thaw():
+            with holdfast.open(store_path) as store:
+                store.thaw("writer")
+
+        assert dies(thaw, 1, (criu, "restore"))
+        assert list(one.folder.glob("*displaced*")), "it was killed between its files and its process"
+        with holdfast.open(store_path) as store:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("HOLDFAST_CRIU", "/bin/false")
+                with pytest.raises(NotThawed):
+                    store.thaw("writer")
+            at = one.count()[0]
+            store.thaw("writer")
+        one.passes(at)
+        assert log.read_text() == "old\n"
+        assert sorted(path.name for path in one.folder.iterdir()) == ["count", "log", "output", "program.py"]
+        assert not list((tmp_path / "state" / "holdfast" / "thaws").iterdir())
+
+
+def test_a_connection_is_kept_or_closed_as_chosen(tmp_path, store):
+    text = """
+    import os, socket
+    server = socket.create_server(("127.0.0.1", 0))
+    open("port.new", "w").write(str(server.getsockname()[1]))
+    os.rename("port.new", "port")
+    said = b""
+    while True:
+        peer, _ = server.accept()
+        try:
+            while more := peer.recv(100):
+                said += more
+                peer.sendall(said)
+        except OSError:
+            pass
+    """
+    with Program(tmp_path / "echo", textwrap.dedent(text)) as echo:
+        port = int(echo.wait_for("port"))
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as talk:
+            talk.sendall(b"one ")
+            assert talk.recv(100) == b"one "
+            try:
+                store.freeze(echo.pid, tcp="keep", then="end")
+            except NotFrozen as error:
+                if "nftables" in error.message:
+                    pytest.skip("connections cannot be kept here")
+                raise
+            echo.process.wait()
+            store.thaw("program")
+            talk.sendall(b"two ")
+            assert talk.recv(100) == b"one two "
+            store.freeze(echo.pid, tcp="close", then="end")
+            ended(echo.pid)
+            store.thaw("program")
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as talk:
+            talk.sendall(b"three")
+            assert talk.recv(100) == b"one two three"
+
+
+class Terminal:
+    """A program on a terminal."""
+
+    def __init__(self, *words):
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            os.execv(words[0], words)
+        self.said = b""
+
+    def says(self, text, typed=""):
+        os.write(self.fd, typed.encode())
+        deadline = time.monotonic() + 60
+        while text.encode() not in self.said:
+            assert time.monotonic() < deadline, self.said
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.said += os.read(self.fd, 4096)
+        self.said = b""
+
+    def end(self):
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self.fd)
+        return code
+
+
+def test_an_interactive_python_comes_back_on_another_terminal(store, store_path):
+    first = Terminal(sys.executable, "-q", "-i")
+    first.says(">>> ")
+    first.says("42", "x = 41; print(x + 1)\n")
+    store.freeze(first.pid, agent="session")
+    with pytest.raises(NotThawed, match="runs"):
+        store.thaw("session")
+    os.kill(first.pid, signal.SIGKILL)
+    first.end()
+    with pytest.raises(NotThawed, match="terminal"):
+        store.thaw("session")
+    store.close()
+    second = Terminal(sys.executable, "-m", "holdfast", "--store", str(store_path), "thaw", "session")
+    second.says("x is 82", "print('x is', x * 2)\n")
+    os.write(second.fd, b"raise SystemExit(7)\n")
+    assert second.end() == 7
+
+
+def test_only_images_that_this_machine_made_are_thawed_unless_somebody_trusts_them(
+    tmp_path, store, store_path, monkeypatch
+):
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(5)
+        store.freeze(counter.pid, agent="counter", then="end")
+        counter.kill()
+        at = counter.count()[0]
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        with pytest.raises(UntrustedImage, match="not made by this user"):
+            store.thaw("counter")
+        assert counter.count()[0] == at
+        store.close()
+        said = cli("thaw", "counter", store=store_path)
+        assert said.returncode == 4
+        assert "--trust" in said.stderr
+        said = cli("thaw", "counter", "--trust", "--json", store=store_path)
+        assert json.loads(said.stdout)["pid"] == counter.pid
+        counter.passes(at)
+    key = tmp_path / "state" / "holdfast" / "image-key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key.read_bytes() not in b"".join(p.read_bytes() for p in store_path.rglob("*") if p.is_file())
+
+
+def test_an_image_that_was_changed_is_refused_before_anything_happens(tmp_path, store):
+    from holdfast.process import images
+
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(3)
+        frozen = store.freeze(counter.pid, agent="counter", then="end")
+        counter.kill()
+        # Somebody who can write to the store makes a new image out of an old one, with another program in it.
+        stored = images.Stored(store, "counter")
+        with stored.exported(trust=False) as folder:
+            pages = next((folder / "criu").glob("pages-*.img"))
+            data = bytearray(pages.read_bytes())
+            data[len(data) // 2] ^= 1
+            pages.write_bytes(data)
+            description = stored.description
+            (folder / "proof").unlink()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(images.image, "proof", lambda _named: b"\0" * 32)
+                images.save(store, "counter", folder, description)
+        with pytest.raises(UntrustedImage):
+            store.thaw("counter")
+        assert images.Stored(store, f"counter@id:{frozen.checkpoint.id}").trusted
+        # Bytes that changed on the disk are found, whoever is trusted.
+        for pack in (Path(store.place) / "packs").rglob("*"):
+            if pack.is_file():
+                data = bytearray(pack.read_bytes())
+                for at in range(8192, len(data), 65536):
+                    data[at] ^= 0xFF
+                pack.chmod(0o644)
+                pack.write_bytes(data)
+        with pytest.raises(HoldfastError) as caught:
+            store.thaw(f"counter@id:{frozen.checkpoint.id}", trust=True)
+        assert caught.value.kind in {"damaged", "corrupt-value", "not-an-image"}
+        assert not Path(f"/proc/{counter.pid}").exists()
+
+
+def test_an_agent_comes_back_with_its_store_and_what_it_did_since_is_undone(tmp_path, store, store_path):
+    with Program(tmp_path / "clerk", AGENT, store_path) as clerk:
+        clerk.passes(2)
+        frozen = store.freeze("clerk")
+        assert frozen.released_s > 0
+        at = int(store.agent("clerk", readonly=True).at(f"id:{images_head(store, 'clerk')}").state["n"])
+        later = clerk.passes(at + 3)
+        clerk.kill()
+        store.close()
+        # What undoes a booking is the program's.
+        said = cli("thaw", "clerk", "--load", clerk.folder / "program.py", "--json", store=store_path, cwd=clerk.folder)
+        assert said.returncode == 0, said.stderr
+        (clerk.folder / "count").unlink()
+        n, memory = clerk.passes(at)
+        assert n < later[0] + 3
+        assert memory == n, "what only memory has goes on from the image"
+        clerk.passes(at + 2)
+    lines = (clerk.folder / "booked").read_text().split("\n")
+    for number in range(at + 1, later[0] + 1):
+        assert lines.count(f"booked {number}") <= lines.count(f"undone {number}") + 1, "nothing is booked twice"
+        assert f"undone {number}" in lines
+    with holdfast.open(store_path) as opened:
+        assert opened.verify().ok
+        labels = [one.label for one in opened.agent("clerk", readonly=True).log()]
+        assert labels.count(f"booked {at + 1}") == 1
+
+
+def images_head(store, name):
+    from holdfast.process import images
+
+    return images.Stored(store, name).description.agents[0][3]
+
+
+def test_a_process_whose_store_is_open_is_refused_unless_it_listens(tmp_path, store, store_path):
+    with Program(tmp_path / "clerk", AGENT.replace("holdfast.freezable()", "pass"), store_path) as clerk:
+        at = clerk.passes(1)[0]
+        with pytest.raises(NotFrozen, match="does not listen"):
+            store.freeze("clerk")
+        clerk.passes(at)
+
+
+def test_a_freeze_waits_for_a_call_under_way_and_then_refuses(tmp_path, store, store_path):
+    with Program(tmp_path / "clerk", AGENT.replace("book(n)\n", "book(n, slow=2.0)\n"), store_path) as clerk:
+        clerk.wait_for("calling")
+        with pytest.raises(NotFrozen, match="changes something outside"):
+            store.freeze("clerk", wait_s=0.3)
+        frozen = store.freeze("clerk", wait_s=30.0)
+        assert frozen.pid == clerk.pid
+        n = images_head(store, "clerk")
+        assert store.agent("clerk", readonly=True).at(f"id:{n}").state["n"] >= 1
+
+
+def test_what_cannot_be_saved_is_refused_by_name_and_goes_on(tmp_path, store):
+    ring = "import ctypes; ctypes.CDLL(None).syscall(425, 4, ctypes.create_string_buffer(256))\n"
+    works = ctypes.CDLL(None).syscall(425, 4, ctypes.create_string_buffer(256)) >= 0
+    if works:
+        with Program(tmp_path / "ring", ring + COUNTER) as one:
+            one.passes(1)
+            with pytest.raises(NotFrozen, match="io_uring"):
+                store.freeze(one.pid)
+            one.passes(one.count()[0])
+    mine, theirs = socket.socketpair()
+    with mine, theirs, Program(tmp_path / "socket", COUNTER, pass_fds=[theirs.fileno()]) as one:
+        one.passes(1)
+        with pytest.raises(NotFrozen, match="Unix socket of another process"):
+            store.freeze(one.pid)
+        one.passes(one.count()[0])
+    logging = COUNTER.replace("time.sleep(0.01)", "time.sleep(0.01)\n    print(count, file=log, flush=True)")
+    with Program(tmp_path / "shared", "log = open('log', 'a')\n" + logging) as one:
+        one.passes(1)
+        with (one.folder / "log").open("a") as log:
+            other = subprocess.Popen(["sleep", "100"], stdout=log)
+        try:
+            with pytest.raises(NotFrozen, match="also being written"):
+                store.freeze(one.pid)
+            assert store.freeze(one.pid, files="keep").pid == one.pid
+        finally:
+            other.kill()
+            other.wait()
+        at = one.passes(one.count()[0] + 3)[0]
+        one.kill()
+        size = (one.folder / "log").stat().st_size
+        store.thaw("program")
+        one.passes(at)
+        assert (one.folder / "log").stat().st_size > size, "it goes on at the end of what is there"
+    apart = subprocess.Popen(["unshare", "--net", "sleep", "100"])
+    try:
+        until(lambda: network(apart.pid) != network("self") or None)
+        with pytest.raises(NotFrozen, match="namespaces"):
+            store.freeze(apart.pid)
+    finally:
+        apart.kill()
+        apart.wait()
+    with pytest.raises(NotFrozen, match="no process"):
+        store.freeze(apart.pid)
+    with pytest.raises(NotFrozen, match="writes"):
+        store.freeze("nobody")
+    store.agent("plain").checkpoint("no image")
+    with pytest.raises(NotAnImage):
+        store.thaw("plain")
+
+
+def network(pid):
+    return Path(f"/proc/{pid}/ns/net").readlink()
+
+
+def test_images_share_what_did_not_change(tmp_path, store, rounds):
+    text = """
+    import os, random, time
+    size = 64 * 2**20
+    memory = bytearray(os.urandom(size))
+    round = 0
+    while True:
+        if os.path.exists(f"change{round}"):
+            at = random.randrange(size - size // 100)
+            memory[at : at + size // 100] = os.urandom(size // 100)
+            round += 1
+            open(f"changed{round}", "w").close()
+        time.sleep(0.01)
+        open("ready", "w").close()
+    """
+    with Program(tmp_path / "large", textwrap.dedent(text)) as large:
+        large.wait_for("ready")
+        first = store.freeze(large.pid, keep=0)
+        for number in range(rounds(2, 9)):
+            (large.folder / f"change{number}").touch()
+            large.wait_for(f"changed{number + 1}")
+            last = store.freeze(large.pid, keep=0)
+        assert first.bytes > 64 * 2**20
+        assert first.new_bytes > 64 * 2**20
+        assert 0 < last.new_bytes <= 0.05 * first.new_bytes
+
+
+def test_a_copy_in_isolation_disturbs_nothing(tmp_path, store):
+    with Program(tmp_path / "server", SERVER) as server:
+        port = int(server.wait_for("port"))
+        ask(port)
+        store.freeze(server.pid)
+        before = ask(port)
+        log = (server.folder / "server.log").read_bytes()
+        copy = store.thaw("program", isolated=True)
+        try:
+            inside = ["nsenter", "--target", str(copy.pid), "--net", "--mount", "--pid"]
+            code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}').read().decode())"
+            said = subprocess.run([*inside, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert said.stdout.split()[0] == str(before[0])
+            there = subprocess.run([*inside, "cat", "/proc/net/dev"], capture_output=True, text=True, check=True)
+            assert [line.split(":")[0].strip() for line in there.stdout.splitlines()[2:]] == ["lo"]
+            assert (server.folder / "server.log").read_bytes() == log
+            assert ask(port)[0] == before[0] + 1, "the original goes on by itself"
+        finally:
+            os.kill(copy.pid, signal.SIGKILL)
+            ended(copy.pid)
+
+
+def test_a_process_whose_number_is_taken_gets_numbers_of_its_own(tmp_path, store, monkeypatch):
+    from holdfast.process import thaw
+
+    monkeypatch.setattr(thaw, "PID_WAIT_S", 0.2)
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        store.freeze(counter.pid, then="end")
+        counter.kill()
+        at = counter.count()[0]
+        for _ in range(50):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(counter.pid - 1))
+            other = subprocess.Popen(["sleep", "100"])
+            if other.pid == counter.pid:
+                break
+            other.kill()
+            other.wait()
+        else:
+            pytest.skip("others take numbers too fast here")
+        try:
+            thawed = store.thaw("program")
+            assert thawed.own_numbers
+            assert counter.passes(at)[1] == counter.pid, "it does not notice"
+        finally:
+            other.kill()
+            other.wait()
+
+
+def test_a_freezer_that_is_killed_leaves_the_process_running(tmp_path, store_path, rounds):
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        holdfast.open(store_path).close()
+        for number in range(rounds(4, 100)):
+            words = ["--store", str(store_path), "freeze", str(counter.pid)]
+            freezer = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            time.sleep(0.25 + 0.15 * (number % 8))
+            freezer.kill()
+            freezer.wait()
+            counter.passes(counter.count()[0])
+    with holdfast.open(store_path) as opened:
+        assert opened.verify().ok
+
+
+def test_a_freezer_that_is_killed_before_the_process_stands_still_leaves_it_running(
+    tmp_path, store_path, criu, monkeypatch
+):
+    # As soon as CRIU is to save the process, it waits until nobody is there any more who asked for it.
+    slow = tmp_path / "slow-criu"
+    slow.write_text(
+        f"""#!/bin/sh
+if [ "$1" = dump ]; then
+    asked=$PPID
+    touch '{tmp_path}/asked'
+    while kill -0 "$asked" 2>/dev/null; do sleep 0.05; done
+    '{criu}' "$@"
+    echo $? >'{tmp_path}/code'
+else
+    exec '{criu}' "$@"
+fi
+"""
+    )
+    slow.chmod(0o700)
+    monkeypatch.setenv("HOLDFAST_CRIU", str(slow))
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        freezer = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "--store", str(store_path), "freeze", str(counter.pid)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        until(lambda: (tmp_path / "asked").exists() or None)
+        freezer.kill()
+        freezer.wait()
+        assert int(until((tmp_path / "code").read_text, FileNotFoundError)) > 0
+        counter.passes(counter.count()[0])
+
+
+def test_a_program_that_is_run_with_images_ends_as_it_would_and_can_be_brought_back(tmp_path, store_path):
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "anything.py").write_text(
+        COUNTER.replace("time.sleep(0.01)", "time.sleep(0.01)\n    if os.path.exists('end'): sys.exit(3)")
+    )
+    words = ["--store", str(store_path), "run", "--images", "every=0.3s", "--", sys.executable, "anything.py"]
+    with (tmp_path / "said").open("wb") as said:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *words],
+            cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        until(lambda: store_path.exists() or None)
+
+    def image():
+        with holdfast.open(store_path, readonly=True) as opened:
+            return opened.agent("images/anything", create=False, readonly=True).head
+
+    until(image, HoldfastError)
+    (folder / "end").touch()
+    assert running.wait(60) == 3
+    at = int((folder / "count").read_text().split()[0])
+    (folder / "end").unlink()
+    back = cli("thaw", "anything", "--json", store=store_path)
+    assert back.returncode == 0, back.stderr
+    pid = json.loads(back.stdout)["pid"]
+    try:
+        until(lambda: int((folder / "count").read_text().split()[0]) > at or None, FileNotFoundError)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_images_leave_the_store_only_when_somebody_says_so_and_encrypted(tmp_path, store):
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        store.freeze(counter.pid, agent="counter")
+    store.agent("plain").checkpoint("one")
+    with holdfast.open(tmp_path / "plain") as plain, holdfast.open(tmp_path / "sealed", key=b"k" * 32) as sealed:
+        store.push(plain)
+        assert [one.name for one in plain.agents()] == ["plain"]
+        with pytest.raises(NotEncrypted):
+            store.push(plain, images=True)
+        with pytest.raises(NotEncrypted):
+            store.export(tmp_path / "bundle", ["images/counter"])
+        store.push(sealed, images=True)
+        assert sorted(one.name for one in sealed.agents()) == ["images/counter", "plain"]
+        assert sealed.verify().ok
+
+
+def test_a_process_moves_into_other_namespaces_and_the_original_ends_when_it_lives(tmp_path, store, request):
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(3)
+        place = tmp_path / "there"
+        key = tmp_path / "key"
+        key.write_text(os.urandom(32).hex())
+        holdfast.open(place, key=bytes.fromhex(key.read_text())).close()
+        ready = tmp_path / "ready"
+        script = f"ip link set lo up; touch {ready}; exec sleep 300"
+        target = subprocess.Popen(
+            ["unshare", "--pid", "--net", "--mount-proc", "--fork", "--kill-child", "sh", "-c", script]
+        )
+        request.addfinalizer(lambda: (target.kill(), target.wait()))
+        until(lambda: ready.exists() or None)
+        inner = until(lambda: children(target.pid))
+        with holdfast.open(place, key=bytes.fromhex(key.read_text())) as there:
+            with pytest.raises(NotThawed, match="the original goes on"):
+                store.migrate(counter.pid, there, through=["false"])
+            at = counter.passes(counter.count()[0])[0]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("HOLDFAST_KEY_FILE", str(key))
+                through = ["nsenter", "--target", str(inner), "--pid", "--net", "--mount"]
+                moved = store.migrate(counter.pid, there, through=through)
+        assert counter.process.wait(20) == -signal.SIGKILL
+        assert moved.downtime_s >= moved.frozen.pause_s > 0
+        assert counter.passes(at)[1] == counter.pid
+
+
+def children(pid):
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(found[0]) if found else None
+
+
+def test_a_process_that_freezes_itself_comes_back_twice(tmp_path, store_path):
+    text = """
+    import os, sys
+    import holdfast
+
+    store = holdfast.open(sys.argv[1])
+    agent = store.agent("self", when=None)
+    agent.state["seen"] = ["before"]
+    agent.checkpoint("before")
+    found = holdfast.freeze_self(store, agent="self")
+    agent.state["seen"].append("thawed" if found.thawed else "original")
+    agent.checkpoint("after")
+    open("thawed" if found.thawed else "original", "w").write(repr(list(agent.state["seen"])))
+    """
+    with Program(tmp_path / "self", textwrap.dedent(text), store_path) as one:
+        assert one.process.wait(60) == 0, (one.folder / "output").read_text()
+        assert (one.folder / "original").read_text() == "['before', 'original']"
+        with holdfast.open(store_path) as opened:
+            opened.thaw("self")
+        assert one.wait_for("thawed") == "['before', 'thawed']"
+        ended(one.pid)

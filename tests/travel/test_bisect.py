@@ -1,0 +1,287 @@
+"""Bisect finds the change, whatever history and check it is given, or says why not."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.agent.graph import Graph
+from holdfast.errors import BadExpression, BadOption, BisectFailed, Damaged
+from holdfast.travel import log_of
+from holdfast.travel.bisect import Called
+from tests.agent.damage import spoil_payload
+
+
+@pytest.fixture
+def agent(store_path):
+    with holdfast.open(store_path) as store:
+        yield store.agent("trip-7", when=None)
+
+
+def grow(agent, count, at=None, start=0):
+    for number in range(start, count):
+        agent.state["n"] = number
+        if number == at:
+            agent.state["budget"] = -1
+        agent.checkpoint(f"c{number}")
+
+
+def test_the_first_bad_checkpoint_is_found_at_every_position_in_so_many_checks(store_path):
+    with holdfast.open(store_path, durability="batched") as store:
+        for count in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33):
+            agent = store.agent(f"a{count}", when=None)
+            grow(agent, count)
+            for first_bad in range(count + 1):
+                asked = []
+
+                def check(state, first_bad=first_bad, asked=asked):
+                    asked.append(state["n"])
+                    return state["n"] < first_bad
+
+                found = agent.bisect(check, minimise=False)
+                assert len(asked) <= math.ceil(math.log2(count)) + 2
+                assert len(asked) == found.checks == len(set(asked))
+                if first_bad == count:
+                    assert not found
+                    assert found.checkpoint is None
+                else:
+                    assert found.checkpoint.state["n"] == first_bad
+                    assert (found.last_good is None) == (first_bad == 0)
+                    assert {0, count - 1} & set(asked)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    with holdfast.open(tmp_path_factory.mktemp("long") / "store", durability="batched") as store:
+        agent = store.agent("a", when=None)
+        grow(agent, 24)
+        yield agent, agent.log()[::-1]
+
+
+@settings(max_examples=40)
+@given(first_bad=st.integers(1, 23), skipped=st.sets(st.integers(1, 22)))
+def test_skipped_ones_widen_the_answer_and_never_make_it_wrong(long, first_bad, skipped):
+    agent, line = long
+
+    def check(state):
+        if state["n"] in skipped:
+            raise RuntimeError("cannot tell")
+        return state["n"] < first_bad
+
+    found = agent.bisect(check, minimise=False, fresh=True)
+    suspects = {line.index(one) for one in (*found.candidates, found.checkpoint)}
+    assert first_bad in suspects
+    assert suspects - {line.index(found.checkpoint)} <= skipped
+    assert all(step.why == "RuntimeError: cannot tell" for step in found.skipped)
+    assert line.index(found.last_good) < first_bad <= line.index(found.checkpoint)
+
+
+def test_an_expression_is_asked_about_all_and_says_when_it_was_bad_before(agent):
+    for number, budget in enumerate([5, -1, -2, 3, 4, -3, -4]):
+        agent.state["budget"] = budget
+        agent.checkpoint(f"c{number}")
+    found = agent.bisect(when="budget < 0")
+    assert found.checkpoint.label == "c5"
+    assert found.whole
+    assert [(one.label, two.label) for one, two in found.earlier] == [("c1", "c2")]
+    assert "bad before" in str(found)
+    assert agent.bisect("budget >= 0").checkpoint.label == "c5"  # true is good
+    assert not agent.bisect(when="budget > 100")
+
+
+def test_the_result_names_the_change_the_effect_and_the_line(agent):
+    @holdfast.tool(name="bisected.price")
+    def price(city):
+        return 1_000
+
+    with agent:
+        agent.state["budget"] = 900
+        agent.checkpoint("asked")
+        agent.state["note"] = "x"
+        agent.checkpoint("noted")
+        agent.state["budget"] -= price("Lisbon")
+        agent.state["steps"] = ["fly"]
+        agent.checkpoint("priced")
+        agent.state["done"] = True
+        agent.checkpoint("done")
+    found = agent.bisect(when="budget < 0")
+    assert found.checkpoint.label == "priced"
+    assert {change.where for change in found.change} == {"state.budget", "state.steps"}
+    assert [effect.tool for effect in found.cause.effects] == ["bisected.price"]
+    assert found.cause.caller.startswith("test_bisect.py:")
+    assert [change.where for change in found.minimal] == ["state.budget"]
+    assert found.imagined  # the state with just that change never existed
+    assert found.to_json()["imagined"] is True
+
+
+def test_what_needs_two_changes_is_minimised_to_the_two(agent):
+    agent.state["a"] = agent.state["b"] = 0
+    agent.state["rest"] = {str(n): n for n in range(20)}
+    agent.checkpoint("good")
+    agent.state["a"] = agent.state["b"] = 1
+    for n in range(20):
+        agent.state["rest"][str(n)] = -n
+    agent.checkpoint("bad")
+    found = agent.bisect(lambda state: not (state["a"] and state["b"]))
+    assert {change.where for change in found.minimal} == {"state.a", "state.b"}
+    assert found.tries < 60
+
+
+def test_damaged_and_corrupt_checkpoints_are_skipped_and_listed(agent):
+    grow(agent, 9, at=4)
+    agent.mark("c4", "corrupt", "a bit flipped")
+    agent.mark("c3", "corrupt")
+    found = agent.bisect(when="budget < 0")
+    assert found.checkpoint.label == "c5"
+    assert [one.label for one in found.candidates] == ["c3", "c4"]
+    assert {step.checkpoint.label: step.why for step in found.skipped}["c4"] == "it is marked corrupt: a bit flipped"
+    agent.mark("c8", "corrupt")
+    agent.mark("c0", "corrupt")  # the ends give way to the next
+    assert agent.bisect(when="budget < 0").checkpoint.label == "c5"
+
+
+def test_a_check_that_lies_now_and_then_is_asked_again_until_it_is_sure(store_path):
+    right = 0
+    with holdfast.open(store_path, durability="batched") as store:
+        agent = store.agent("a", when=None)
+        grow(agent, 32)
+        for seed in range(20):
+            dice = random.Random(seed)
+
+            def check(state, dice=dice):
+                lie = dice.random() < 0.2  # both ways
+                return (state["n"] < 13) is not lie
+
+            found = agent.bisect(check, repeats=25, confidence=0.95, fresh=True, minimise=False)
+            right += found.checkpoint.state["n"] == 13
+            assert 0.9 < found.confidence < 1
+    assert right >= 17
+
+
+def test_a_fault_that_shows_only_sometimes_is_found(store_path):
+    right = 0
+    with holdfast.open(store_path, durability="batched") as store:
+        agent = store.agent("a", when=None)
+        grow(agent, 16)
+        for seed in range(20):
+            dice = random.Random(seed)
+            found = agent.bisect(
+                lambda state, dice=dice: state["n"] < 5 or dice.random() > 0.3, repeats=30, fresh=True, minimise=False
+            )
+            right += found.checkpoint.state["n"] == 5
+    assert right >= 17
+
+
+def test_verdicts_are_remembered_and_an_interrupted_bisection_goes_on(agent):
+    grow(agent, 64)
+    asked = []
+    limit = [3]
+
+    def check(state):
+        if len(asked) == limit[0]:
+            raise KeyboardInterrupt
+        asked.append(state["n"])
+        return state["n"] < 40
+
+    one = Called(check)
+    one.identity = "the same"  # its cells change, and so would its own
+    with pytest.raises(KeyboardInterrupt):
+        agent.bisect(one, minimise=False)
+    limit[0] = 1_000
+    assert agent.bisect(one, minimise=False).checkpoint.label == "c40"
+    assert len(asked) == len(set(asked)) <= 8
+    assert agent.bisect(one, minimise=False).checks == 0
+    said = log_of(agent)
+    assert {line["verdict"] for line in said} == {"good", "bad"}
+    assert len(said) == len(asked)
+    asked.clear()
+    agent.bisect(one, minimise=False, fresh=True)
+    assert asked
+
+
+def test_a_changed_check_is_another_check(agent):
+    grow(agent, 8)
+    assert agent.bisect(lambda state: state["n"] < 3).checkpoint.label == "c3"
+    assert agent.bisect(lambda state: state["n"] < 5).checkpoint.label == "c5"
+
+
+def test_a_torn_file_of_verdicts_is_no_reason_to_fail(agent, store_path):
+    grow(agent, 8)
+    check = "n < 3"
+    agent.bisect(check)
+    (file,) = (store_path / "bisect").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_bytes(file.read_bytes()[:-20] + b'\xff{"id": 3}\n[]\n')
+    assert agent.bisect(check).checkpoint.label == "c3"
+
+
+def test_ends_that_are_not_what_they_should_be_are_said(agent):
+    grow(agent, 6)
+    with pytest.raises(BisectFailed, match="should be good"):
+        agent.bisect("n < 2", good="c3")
+    found = agent.bisect("n < 0")
+    assert found.checkpoint.label == "c0"
+    assert found.last_good is None
+    with pytest.raises(BisectFailed, match="none of 6") as caught:
+        agent.bisect(lambda state: None)
+    assert len(caught.value.skipped) == 6
+    with pytest.raises(BadOption):
+        agent.bisect()
+    with pytest.raises(BadExpression):
+        agent.bisect("n <")
+    side = agent.branch("side", at="c1")
+    side.state["n"] = 77
+    side.checkpoint("sideways")
+    with pytest.raises(BadOption, match="ancestor"):
+        agent.bisect("n < 2", good=side.head)
+    assert side.bisect("n < 50").checkpoint.label == "sideways"
+
+
+def test_only_one_line_of_ancestors_is_searched(agent):
+    grow(agent, 5)
+    agent.rollback("c2")
+    agent.state["n"] = 100
+    agent.checkpoint("after")
+    found = agent.bisect("n < 3")
+    assert found.checkpoint.label == "after"
+    assert found.total == 4
+
+
+def test_bits_that_flipped_are_skipped_and_the_rest_is_searched(store_path):
+    """Of one checkpoint its operations: what rests on it cannot be read."""
+    with holdfast.open(store_path) as store:
+        grow(store.agent("a", when=None), 16, at=10)
+    spoil_payload(store_path, 13)
+    with holdfast.open(store_path, readonly=True) as store:
+        found = store.agent("a", readonly=True).bisect(when="budget < 0", minimise=False)
+    assert found.checkpoint.label == "c10"
+    assert {step.checkpoint.label for step in found.skipped} == {"c12", "c13", "c14", "c15"}
+    assert all("cannot be read" in step.why for step in found.skipped)
+
+
+def test_a_line_that_is_cut_by_damage_is_searched_up_to_there_and_that_is_said(store_path):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a", when=None)
+        grow(agent, 20, at=12)
+        wanted = agent.at("c12")
+        real = Graph.line
+
+        def line(self, n):
+            for point in real(self, n):
+                if point.manifest.label == "c4":
+                    raise Damaged("checkpoint 5 is not what its row says")
+                yield point
+
+        try:
+            Graph.line = line
+            found = agent.bisect(when="budget < 0")
+        finally:
+            Graph.line = real
+    assert found.checkpoint == wanted
+    assert found.total == 15
+    assert "checkpoint 5" in str(found)

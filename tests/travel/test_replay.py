@@ -1,0 +1,187 @@
+"""A recorded run is executed again: the same way, proven by digests, and with nothing done outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import travel
+from holdfast.errors import BadOption
+from holdfast.travel.jobs import Workers
+
+PROGRAM = str(Path(__file__).parent / "trips.py")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def workers():
+    """One process that executes again, for all tests: starting one takes longer than most of them."""
+    with Workers():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with holdfast.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def files_of(store):
+    """Everything a store holds, but for what readers of a write-ahead log leave behind."""
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(store.path.rglob("*"))
+        if path.is_file() and not path.name.endswith("-shm")
+    }
+
+
+def test_runs_of_every_shape_go_the_same_way_with_equal_digests(store, trips):
+    when = holdfast.When(every_steps=1)
+    names = []
+    for at in range(2):
+        store.agent(f"plain-{at}").run(trips.travel, "TP1"[: at + 1])
+        store.agent(f"varied-{at}", when=when).run(trips.varied, ["Rome", "nowhere", "Oslo"])
+        asyncio.run(store.agent(f"crowd-{at}").arun(trips.crowd, [f"town {n}" for n in range(7)]))
+        names += [f"plain-{at}", f"varied-{at}", f"crowd-{at}"]
+    with pytest.raises(ValueError, match="over budget"):
+        store.agent("failing").run(trips.travel, "TP1234")
+    head = {name: store.agent(name).head.id for name in names}
+    before = files_of(store)
+    found = travel.replay_all(store, [(name, None) for name in [*names, "failing"]], program=PROGRAM)
+    for one in found:
+        assert one.same, (one.agent, one.difference, one.failed, one.stopped, one.blocked)
+        assert one.compared == len(one.checkpoints) >= 2
+    assert found[-1].status == "failed"
+    assert found[-1].error == "ValueError: over budget"
+    assert {name: store.agent(name).head.id for name in names} == head
+    assert files_of(store) == before
+
+
+def test_a_run_that_another_process_executes_is_replayed_as_far_as_it_is_recorded(store, trips, tmp_path):
+    child = tmp_path / "child.py"
+    child.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(PROGRAM).parent)!r})\n"
+        "import holdfast, trips, time\n"
+        "@holdfast.tool(effect='read')\n"
+        "def forever():\n"
+        "    print('there', flush=True); sys.stdin.readline()\n"
+        "@holdfast.durable\n"
+        "def long(agent):\n"
+        "    agent.state['n'] = trips.trip_price('ab')\n"
+        "    agent.checkpoint('half')\n"
+        "    forever()\n"
+        "if __name__ == '__main__':\n"
+        "    holdfast.open(sys.argv[1]).agent('busy').run(long)\n"
+    )
+    import subprocess
+
+    with subprocess.Popen(
+        [sys.executable, child, store.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "there\n"
+        found = store.replay("busy", program=str(child))
+        assert found.same, found
+        assert found.status == "recorded up to 2: forever()"
+        assert [one.label for one in found.checkpoints] == ["half"]
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait() == 0  # nobody took its lease
+
+
+def test_the_first_difference_is_shown_with_the_line_of_the_program(store, trips, tmp_path):
+    agent = store.agent("code")
+    agent.run(trips.moody, "code")
+    store.agent("clock").run(trips.moody, "clock")
+    other = tmp_path / "other"
+    other.mkdir()
+    text = Path(PROGRAM).read_text()
+    (other / "trips.py").write_text(text.replace('"noise": False', '"noise": True'))
+    one = store.replay("code", program=PROGRAM, code=str(other))
+    assert (one.difference.kind, one.difference.path) == ("call", "1")
+    assert (one.difference.expected, one.difference.actual) == ("trip_price(flight='AAA')", "trip_price(flight='AA')")
+    assert one.difference.differs == ["flight: 'AAA' -> 'AA'"]
+    line = next(at for at, line in enumerate(text.splitlines(), 1) if 'trip_price("AA" if' in line)
+    assert one.difference.line == f"{other / 'trips.py'}:{line}"
+    two = store.replay("clock", program=PROGRAM)
+    assert two.difference.kind == "state"
+    assert two.difference.differs[0].startswith("state.now: ")
+    assert [one.same for one in two.checkpoints] == [True, False]
+
+
+def test_a_replay_can_do_nothing_outside_and_names_the_line_that_tried(store, trips, tmp_path, monkeypatch):
+    outside = tmp_path / "outside.txt"
+    monkeypatch.setenv("TRIPS_OUTSIDE", str(outside))
+    for way in ("file", "socket", "process"):
+        store.agent(way).run(trips.moody, way)
+    store.agent("scratch").run(trips.moody, "scratch")
+    outside.unlink()
+    found = travel.replay_all(
+        store, [(name, None) for name in ("file", "socket", "process", "scratch")], program=PROGRAM
+    )
+    lines = Path(PROGRAM).read_text().splitlines()
+    for one, words in zip(found, ('write_text("here")', "socket.create_connection", "subprocess.run"), strict=False):
+        assert not one.same
+        file, _, number = one.blocked[0]["line"].rpartition(":")
+        assert file == PROGRAM
+        assert words in lines[int(number) - 1]
+    assert not outside.exists()
+    assert found[3].same, found[3]
+    assert all("audit" in one.isolation for one in found)
+    if os.getuid() == 0:
+        assert all("no network" in one.isolation for one in found)
+
+
+def test_a_replay_has_a_copy_of_the_workspace_of_its_moment(store, trips, tmp_path):
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "old.txt").write_text("old")
+    agent = store.agent("drawing", workspace=files)
+    agent.checkpoint("files")
+    agent.run(trips.moody, "files")
+    assert agent.state["seen"] == ["drawn", "old", "old and new"]
+    for one in files.iterdir():
+        one.write_text("something else since")
+    found = store.replay("drawing", program=PROGRAM)
+    assert found.same, (found.difference, found.error, found.failed, found.blocked)
+    assert {one.read_text() for one in files.iterdir()} == {"something else since"}
+
+
+def test_a_run_with_children_is_replayed_with_what_came_of_them_and_so_are_they(store, trips):
+    store.agent("party").run(trips.party, ["TP1", "TP1234"])
+    names = [("party", None), ("party/TP1", None), ("party/TP1234", None)]
+    found = travel.replay_all(store, names, program=PROGRAM)
+    assert all(one.same for one in found), [(one.difference, one.failed, one.stopped) for one in found]
+    assert found[0].compared == 3
+    assert found[2].error == "ValueError: over budget"
+    store.map(trips.trip_price, ["TP1", "AB1"], name="many")
+    with pytest.raises(BadOption, match="is no run of many"):
+        store.replay("many", program=PROGRAM)
+
+
+def test_a_program_that_cannot_be_loaded_or_a_run_that_is_not_there_is_said(store, trips, tmp_path):
+    store.agent("a").run(trips.travel, "TP1")
+    with pytest.raises(holdfast.UnknownRevision, match="no run and no checkpoint"):
+        store.replay("a", "nope", program=PROGRAM)
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    assert "ZeroDivisionError" in store.replay("a", program=str(broken)).failed
+    assert "no durable function 'travel'" in store.replay("a", program="json").failed
+
+
+def test_a_checkpoint_names_the_run_in_which_it_was_taken(store, trips):
+    agent = store.agent("a")
+    agent.run(trips.travel, "T")
+    first = agent.runs()[0].id
+    agent.run(trips.travel, "TP")
+    agent.state["by hand"] = 1
+    agent.checkpoint("by hand")
+    one, two = travel.replay_all(store, [("a", "#3"), ("a", None)], program=PROGRAM)
+    assert one.run == first
+    assert two.run != first
+    with pytest.raises(holdfast.errors.BadOption, match="not taken in a run"):
+        store.replay("a", "by hand", program=PROGRAM)

@@ -1,0 +1,201 @@
+"""A program whose runs are recorded and executed again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import holdfast
+
+MOOD = {"fail": False, "noise": False, "extra": False}
+
+
+@holdfast.tool(effect="read")
+def trip_price(flight: str) -> int:
+    return 100 * len(flight)
+
+
+@holdfast.tool(effect="read", raises=(LookupError,))
+def trip_weather(town: str) -> str:
+    if town == "nowhere":
+        raise LookupError(town)
+    return f"sun in {town}"
+
+
+@holdfast.tool
+def trip_book(flight: str, amount: int) -> str:
+    return f"seat on {flight}"
+
+
+@holdfast.tool
+def trip_draw(path: str) -> str:
+    Path(path).write_text("drawn")
+    return "drawn"
+
+
+@holdfast.tool(effect="read")
+async def trip_look(town: str, seconds: float = 0.0) -> str:
+    await asyncio.sleep(seconds)
+    return town.upper()
+
+
+@holdfast.tool(effect="read", stream=True)
+def words(text: str):
+    yield from text.split()
+
+
+@holdfast.durable
+def travel(agent, flight):
+    agent.state["budget"] = 500
+    agent.state["messages"] = [f"fly {flight}"]
+    agent.checkpoint("planned")
+    cost = trip_price(flight)
+    agent.state["budget"] -= cost
+    agent.checkpoint("priced")
+    if agent.state["budget"] < 0:
+        agent.state["messages"].append("too dear")
+        raise ValueError("over budget")
+    agent.state["seat"] = trip_book(flight, cost)
+    return agent.state["seat"]
+
+
+@holdfast.durable
+def varied(agent, towns):
+    state = agent.state
+    state["log"] = []
+    rng = agent.generator("dice", random.Random(7))
+    for town in towns:
+        with agent.phase(town):
+            state["log"].append([agent.now(), agent.random(), str(agent.uuid()), rng.random()])
+            try:
+                state["log"].append(trip_weather(town))
+            except LookupError as error:
+                state["log"].append(f"no {error}")
+            state["log"].append(list(words(f"to {town} and back")))
+        agent.step()
+    agent.sleep(0.01)
+    agent.checkpoint("all seen")
+    if agent.version("polite"):
+        state["log"].append("thanks")
+    state["end"] = agent.now()
+    return state["log"][-1]
+
+
+@holdfast.durable
+async def crowd(agent, towns):
+    state = agent.state
+    state["seen"] = []
+
+    async def visit(town, delay):
+        state["seen"].append(await trip_look(town, delay))
+        await agent.acheckpoint(town)
+        if len(state["seen"]) % 2:
+            state["seen"].append(agent.random())
+        return town
+
+    state["back"] = await asyncio.gather(*(visit(town, 0.01 * (i % 3)) for i, town in enumerate(towns)))
+    try:
+        async with asyncio.timeout(0.05):
+            await trip_look("far away", 30)
+    except TimeoutError:
+        state["seen"].append("too far")
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(visit("slow", 20))
+            group.create_task(broken(state))
+    except* KeyError:
+        state["seen"].append("broken")
+    agent.checkpoint("home")
+    first = asyncio.create_task(trip_look("a", 0.02))
+    second = asyncio.create_task(trip_look("b", 0.01))
+    done, rest = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+    state["first"] = sorted(task.result() for task in done)
+    await asyncio.gather(*rest)
+    return len(state["seen"])
+
+
+async def broken(state):
+    await trip_look("there", 0.01)
+    state["seen"].append("about to break")
+    raise KeyError("broken")
+
+
+@holdfast.durable
+def moody(agent, way):
+    agent.state["way"] = way
+    agent.checkpoint("began")
+    if way == "file":
+        Path(os.environ["TRIPS_OUTSIDE"]).write_text("here")
+    elif way == "socket":
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", 9), timeout=1)
+    elif way == "process":
+        subprocess.run(["true"], check=True)
+    elif way == "clock":
+        agent.state["now"] = time.time()
+    elif way == "code":
+        trip_price("AA" if MOOD["noise"] else "AAA")
+    elif way == "files":
+        trip_draw(str(agent.workspace / "drawn.txt"))
+        (agent.workspace / "kept.txt").write_text((agent.workspace / "old.txt").read_text() + " and new")
+        agent.checkpoint("drawn")
+        agent.state["seen"] = sorted(one.read_text() for one in agent.workspace.iterdir())
+    elif way == "scratch":
+        Path("note.txt").write_text("mine")
+        agent.state["note"] = Path("note.txt").read_text()
+    agent.checkpoint("ended")
+
+
+@holdfast.durable
+def party(agent, flights):
+    children = [agent.spawn(travel, flight, flight) for flight in flights]
+    agent.state["seats"] = []
+    for child in children:
+        try:
+            agent.state["seats"].append(child.join())
+        except holdfast.errors.ToolFailed as error:
+            agent.state["seats"].append(str(error).partition(":")[0])
+        agent.checkpoint("joined")
+    return len(children)
+
+
+@holdfast.durable
+def guarded(agent, price):
+    agent.invariant("left >= 0", then="refuse")
+    agent.invariant("spent", monotonic="up", name="spent goes up")
+    agent.state.update(left=500, spent=10)
+    agent.checkpoint("began")
+    cost = trip_price(price)
+    agent.state.update(left=500 - cost, spent=cost)
+    try:
+        agent.checkpoint("paid")
+    except holdfast.errors.InvariantViolated:
+        agent.state["left"] = 0
+        agent.checkpoint("mended")
+    if cost > 600:
+        raise ValueError("too dear")
+
+
+@holdfast.durable
+def remember(agent, documents):
+    state = agent.state
+    for at, text in enumerate(documents):
+        state.setdefault("facts", {})[f"f{at}"] = text
+    state["total"] = 0
+    for fact in list(state["facts"].values()):
+        state["total"] += scored(fact)
+        agent.checkpoint("counted")
+    if any("poison" in fact for fact in state["facts"].values()) and "f2" in state["facts"]:
+        state["total"] = -1
+    agent.checkpoint("done")
+    return state["total"]
+
+
+def scored(fact):
+    return len(fact)

@@ -1,0 +1,122 @@
+"""The page in a real browser: every view renders without a complaint, is live, and shuts nobody out."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+
+import pytest
+
+import holdfast
+from tests.web.conftest import SLOW_S, chromium, serving
+
+VIEWS = ("/", "/?status=failed", "/?q=nobody", "/health", "/nowhere")  # test_views_browser.py has those of an agent
+EXAMINED = ("/", "/health")
+SERIOUS = {"serious", "critical"}
+
+pytestmark = [
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    driver = pytest.importorskip("playwright.sync_api")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with driver.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium(), args=arguments)
+        yield found
+        found.close()
+
+
+@contextmanager
+def inside(browser, page, **options):
+    """A browser that was let in as a person is: by the file."""
+    context = browser.new_context(**options)
+    try:
+        tab = context.new_page()
+        tab.goto(page.file.as_uri())
+        tab.wait_for_selector("h1", timeout=SLOW_S * 1e3)
+        yield context, tab
+    finally:
+        context.close()
+
+
+@contextmanager
+def listening(tab, *, expected=()):
+    """No error reaches the console meanwhile, and nothing is asked of another server."""
+    said, asked = [], []
+    tab.on("console", lambda one: said.append(one.text) if one.type in {"error", "warning"} else None)
+    tab.on("pageerror", lambda one: said.append(str(one)))
+    tab.on("request", lambda one: asked.append(one.url))
+    yield
+    tab.wait_for_load_state("load")
+    assert not [one for one in said if not any(word in one for word in expected)]
+    origin = "/".join(tab.url.split("/")[:3])
+    assert not [url for url in asked if not url.startswith(origin)]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_every_view_renders_and_shuts_nobody_out(browser, served, width, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    with inside(browser, served, viewport={"width": width, "height": 800}, color_scheme=scheme) as (_, tab):
+        for address in VIEWS:
+            with listening(tab, expected=["404"] if address == "/nowhere" else []):
+                tab.goto(served.url + address)
+            assert tab.locator("h1").count() == 1, address
+            assert tab.evaluate("window.hit") is None, address
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
+            if address in EXAMINED:
+                found = Axe().run(tab, options={"resultTypes": ["violations"]}).response["violations"]
+                assert not [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in SERIOUS], address
+
+
+def test_a_change_is_there_without_reloading_in_every_one_of_eight_tabs(browser, tmp_path):
+    place = tmp_path / "store"
+    with holdfast.open(place) as store, store.agent("one") as agent:
+        agent.checkpoint("first")
+    with serving(place) as page, inside(browser, page) as (context, first):
+        tabs = [first, *(context.new_page() for _ in range(7))]
+        for tab in tabs:
+            tab.goto(page.url)
+        tabs[-1].wait_for_selector("#live[data-state=on]", timeout=SLOW_S * 1e3)
+        with holdfast.open(place) as store, store.agent("one") as agent:
+            agent.checkpoint("seen everywhere")
+        for tab in tabs:
+            tab.wait_for_selector("text=seen everywhere", timeout=SLOW_S * 1e3)
+
+
+def test_the_list_is_used_by_keyboard_alone(browser, served):
+    with inside(browser, served) as (_, tab):
+        tab.goto(served.url)
+        tab.keyboard.press("Tab")
+        assert tab.evaluate("document.activeElement.className") == "skip"
+        tab.get_by_role("searchbox").focus()
+        tab.keyboard.type("trip-7")
+        tab.keyboard.press("Enter")
+        tab.wait_for_url("**/?q=trip-7")
+        assert tab.get_by_role("row").count() == 2
+        tab.get_by_role("link", name="Last change").focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_url("**sort=updated**")
+
+
+def test_a_tab_that_nobody_looks_at_holds_no_stream(browser, served):
+    def look(hidden):
+        tab.evaluate(
+            "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+            " document.dispatchEvent(new Event('visibilitychange')); }",
+            hidden,
+        )
+
+    def stream(request):
+        return request.url.endswith("/events")
+
+    with inside(browser, served) as (_, tab):
+        tab.wait_for_selector("#live[data-state=on]", timeout=SLOW_S * 1e3)
+        with tab.expect_event("requestfailed", stream, timeout=SLOW_S * 1e3):
+            look(hidden=True)
+        with tab.expect_request(stream, timeout=SLOW_S * 1e3):
+            look(hidden=False)

@@ -1,0 +1,598 @@
+"""The views' data: right, bounded whatever a store holds, and the same in windows as in one piece."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast import crash
+from holdfast.errors import BadOption, HoldfastError, NotInDump, RollbackBlocked, UnknownRevision
+from holdfast.travel import Held, Look, parse_path
+from holdfast.web import back, dumps, export, runs, state, timeline, why, words
+from holdfast.web.asked import Asked
+from holdfast.web.brief import brief, change_brief
+from holdfast.web.question import QUESTIONS
+from tests.conftest import SOAK
+from tests.web.sample import BIDI, SCRIPT
+
+AGENTS = ("trip-7", "trip-8", "hostile")
+VIEWS = (
+    timeline.timeline, timeline.marks, timeline.series, timeline.numbers, state.state, state.items, state.diff,
+    runs.runs, runs.history, back.back, dumps.dumps,
+)  # fmt: skip
+BOUND = 300_000
+"""Bytes of what one view gives of the sample, whose largest text has ten million."""
+
+
+def ask(view, store, **fields):
+    """What a view gives, after a look at whether it can be sent."""
+    found = view(store, Asked(query={name: str(value) for name, value in fields.items()}))
+    assert len(json.dumps(found, allow_nan=False)) < BOUND, view.__name__
+    return found
+
+
+def act(action, store, **fields):
+    with store.acting_as("ada"):
+        return action(store, Asked(form={name: str(value) for name, value in fields.items()}), "ada")
+
+
+@pytest.fixture(scope="module")
+def looked(made):
+    with holdfast.open(made, create=False, readonly=True, inert=True) as store:
+        yield store
+
+
+@pytest.fixture
+def changed(made, tmp_path):
+    """A copy of the sample that may be changed, as the page opens it."""
+    shutil.copytree(made, tmp_path / "store")
+    with holdfast.open(tmp_path / "store", create=False, inert=True) as store:
+        yield store
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.__name__)
+def test_every_view_is_bounded_json_whatever_the_agent_holds(looked, view):
+    for agent in AGENTS:
+        ask(view, looked, agent=agent)
+
+
+# -- timeline ---------------------------------------------------------------------------------------------------------
+
+
+def history(store, seed):
+    """Some history with branches, rollbacks and tags."""
+    dice = random.Random(seed)
+    names = ["main"]
+    with closing(store.agent("a", when=None)) as agent:
+        agent.state["n"] = 0
+        agent.checkpoint("first")
+    for _ in range(dice.randint(3, 25)):
+        with closing(store.agent("a", branch=dice.choice(names), when=None)) as agent:
+            for _ in range(dice.randint(1, 3)):
+                agent.state["n"] += 1
+                agent.checkpoint()
+            if dice.random() < 0.4:
+                agent.rollback(dice.choice(agent.log()))
+            if dice.random() < 0.3:
+                names.append(f"b{len(names)}")
+                store.branch("a", names[-1], f"id:{dice.choice(agent.log(all=True)).id}")
+            if dice.random() < 0.2:
+                store.tag("a", f"t{dice.randint(0, 3)}", f"id:{dice.choice(agent.log(all=True)).id}")
+
+
+@pytest.mark.parametrize("seed", range(200 if SOAK else 4))
+def test_windows_of_a_history_are_the_history(tmp_path, seed):
+    with holdfast.open(tmp_path / "store") as store:
+        history(store, seed)
+        whole = ask(timeline.timeline, store, agent="a", n=1000)["checkpoints"]
+        agent = store.agent("a", create=False, readonly=True)
+        assert [one["id"] for one in whole] == [one.id for one in agent.log(all=True)]
+        parts, page = [], 1
+        while True:
+            window = ask(timeline.timeline, store, agent="a", n=10, page=page)
+            parts += window["checkpoints"]
+            page += 1
+            if not window["more"]:
+                break
+        place = ("id", "lane", "previous", "abandoned")
+        assert [[one[name] for name in place] for one in parts] == [[one[name] for name in place] for one in whole]
+        line, at = [], f"id:{agent.head.id}"
+        while at:
+            window = ask(timeline.timeline, store, agent="a", n=10, at=at)
+            line += window["checkpoints"]
+            at = f"id:{window['older']}" if window["older"] else ""
+        assert [one["id"] for one in line] == [one.id for one in agent.log()]
+        assert {(one["lane"], one["abandoned"]) for one in line} == {(0, False)}
+        reached = {one.id for name in agent.branches() for one in store.agent("a", branch=name, readonly=True).log()}
+        assert {one["id"] for one in whole if one["abandoned"]} == {one["id"] for one in whole} - reached
+        at = {one["id"]: number for number, one in enumerate(whole)}
+        for number, one in enumerate(whole):  # a line that goes down its lane meets nobody before its parent
+            between = whole[number + 1 : at.get(one["previous"], len(whole))]
+            assert one["lane"] not in {other["lane"] for other in between if one["previous"]}
+
+
+def test_the_first_lane_is_mains_and_a_rollback_is_told(looked):
+    told = ask(timeline.timeline, looked, agent="trip-7")
+    lanes = {one["label"]: one["lane"] for one in told["checkpoints"]}
+    assert lanes["mail tried"] == lanes["began"] == 0
+    assert lanes["hostel chosen"] != 0 != lanes["complaint"]
+    (gone,) = told["rollbacks"]
+    ids = {one["id"]: one["label"] for one in told["checkpoints"]}
+    assert (ids[gone["from"]], ids[gone["to"]]) == ("complaint", "before the mistake")
+
+
+def test_a_figure_is_that_of_each_checkpoint(looked):
+    agent = looked.agent("trip-7", create=False, readonly=True)
+    values = ask(timeline.series, looked, agent="trip-7", of="state.budget")["values"]
+    assert values == {one.id: one.state["budget"] for one in agent.log(all=True)}
+    values = ask(timeline.series, looked, agent="trip-7", of="len(messages)")["values"]
+    assert values == {one.id: len(one.state["messages"]) for one in agent.log(all=True)}
+    assert ask(timeline.series, looked, agent="trip-7", of="size")["values"][agent.head.id] == agent.head.size_bytes
+    assert set(ask(timeline.series, looked, agent="trip-7", of="nothing.there")["values"].values()) == {None}
+    assert "budget" in ask(timeline.numbers, looked, agent="trip-7")["paths"]
+    assert ask(timeline.series, looked, agent="hostile", of="len(huge)")["values"].popitem()[1] == 10_000_000
+    for written in ("__import__('os')", "budget * 2", "sum(i for i in messages)", "len(budget * 2)"):
+        with pytest.raises(BadOption):  # nothing is evaluated in the page's own process
+            ask(timeline.series, looked, agent="trip-7", of=written)
+
+
+def test_what_no_branch_was_looked_at_for_is_not_called_abandoned(looked, monkeypatch):
+    before = ask(timeline.timeline, looked, agent="trip-7")["checkpoints"]
+    assert any(one["abandoned"] for one in before)
+    assert not any(one["unknown"] for one in before)
+    monkeypatch.setattr(timeline, "BRANCHES_MOST", 1)
+    told = ask(timeline.timeline, looked, agent="trip-7")
+    assert told["unseen_branches"] == 1
+    assert not any(one["abandoned"] for one in told["checkpoints"])
+    assert next(one["unknown"] for one in told["checkpoints"] if one["label"] == "hostel chosen")
+    assert not next(one["unknown"] for one in told["checkpoints"] if one["label"] == "mail tried")
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+keys = st.text(max_size=6) | st.sampled_from([SCRIPT, BIDI, "]'\"", "a b", "[0]"])
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=5)
+)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(keys | st.integers(), inner, max_size=5)
+)
+
+
+@settings(max_examples=1_000 if SOAK else 10, deadline=None)
+@given(values, st.integers(1, 4))
+def test_a_tree_of_pages_is_the_state(value, size):
+    with tempfile.TemporaryDirectory() as folder, holdfast.open(f"{folder}/store") as store:
+        with closing(store.agent("a", when=None)) as agent:
+            agent.state = {"it": value, "large": [{"n": at, "inner": value} for at in range(120)]}
+            agent.checkpoint()
+            look = Look.of(agent.head.state)
+        assert _rebuilt(look, parse_path("it"), size) == value
+        assert _rebuilt(look, parse_path("state.large[119].inner"), size) == value
+        assert look.items(("large",), 100, 102).pairs[1][0] == 101
+        with pytest.raises(BadOption):
+            look.items(("large", 120), 0, 1)
+
+
+def _rebuilt(look, path, size):
+    """What a person sees who opens everything, page by page."""
+    found, start = look.items(path, 0, size), 0
+    if not found.kind:
+        return found.pairs[0][1]
+    pairs = []
+    while start < found.count:
+        page = look.items(path, start, start + size)
+        for key, value in page.pairs:
+            inside = isinstance(value, Held | dict | list)
+            pairs.append((key, _rebuilt(look, (*path, key), size) if inside else value))
+        start += size
+    return dict(pairs) if found.kind == "dict" else [value for _, value in pairs]
+
+
+def test_every_line_of_the_tree_leads_to_its_place(looked):
+    seen, waiting = 0, ["state"]
+    while waiting and seen < 300:
+        told = ask(state.items, looked, agent="hostile", path=waiting.pop(), n=20)
+        for node in told["items"]:
+            seen += 1
+            if node["open"]:
+                waiting.append(node["path"])
+            elif node["path"]:
+                assert ask(state.text, looked, agent="hostile", path=node["path"])["text"][:100]
+    assert seen > 20
+
+
+def test_a_long_text_comes_in_parts(looked):
+    first = ask(state.text, looked, agent="hostile", path="huge")
+    assert first["count"] == 10_000_000
+    assert first["text"] == "x" * len(first["text"])
+    last = ask(state.text, looked, agent="hostile", path="huge", **{"from": 9_999_990})
+    assert last["text"] == "x" * 10
+
+
+def test_bookkeeping_is_hidden_until_somebody_asks(looked):
+    names = [one["name"] for one in ask(state.state, looked, agent="hostile")["items"]["items"]]
+    assert "__kept__" not in names
+    assert "__kept__" in [one["name"] for one in ask(state.items, looked, agent="hostile", bookkeeping=1)["items"]]
+    assert ask(state.diff, looked, agent="hostile")["hidden"] == 1
+    assert ask(state.diff, looked, agent="hostile", bookkeeping=1)["hidden"] == 0
+
+
+def test_pages_of_the_state_without_bookkeeping_have_each_section_once(looked):
+    whole = [one["name"] for one in ask(state.items, looked, agent="hostile")["items"]]
+    found, start = [], 0
+    while start is not None:
+        page = ask(state.items, looked, agent="hostile", n=1, **{"from": start})
+        found += [one["name"] for one in page["items"]]
+        start = page["next"]
+    assert found == whole
+    assert len(found) == page["count"] == 4
+
+
+@pytest.mark.parametrize("path", ["[{[]:1}]", "[[1]]", "state[{}]", "messages[{1: {}}]", "notes[(1, [])]"])
+def test_a_key_that_cannot_be_one_is_refused(looked, path):
+    for view in (state.items, state.text, state.conversation):
+        with pytest.raises(BadOption):
+            ask(view, looked, agent="hostile", path=path)
+
+
+def test_json_on_a_page_is_written_as_json():
+    said = words.environment().from_string("<pre>{{ it | plain }}</pre>").render(it={"a": "it's <b>"})
+    assert said == "<pre>{&#34;a&#34;: &#34;it&#39;s &lt;b&gt;&#34;}</pre>"
+
+
+def test_messages_are_a_conversation_and_search_finds_them(looked):
+    told = ask(state.conversation, looked, agent="trip-7", path="state.messages")
+    assert [one["role"] for one in told["messages"]] == ["system", "user", "assistant"]
+    (hit, *_) = ask(state.search, looked, agent="trip-7", q="TWO NIGHTS in")["hits"]
+    assert hit["path"] == "state.messages[1].content"
+    assert any(SCRIPT in one["text"] for one in ask(state.search, looked, agent="hostile", q="onerror")["hits"])
+
+
+def test_a_diff_marks_words_and_opens_no_file(looked, made):
+    told = ask(state.diff, looked, agent="trip-7", old="before the mistake", new="answer corrected")
+    (one,) = told["changes"]
+    assert ["-", " 182"] in one["words"]
+    assert ["+", " 189"] in one["words"]
+    dump = next(Path(made, "dumps").iterdir())
+    with pytest.raises(UnknownRevision):
+        ask(state.diff, looked, agent="trip-7", old=str(dump), new="main")
+    with pytest.raises(UnknownRevision):
+        ask(state.diff, looked, agent="trip-7", old="main", new="/etc/passwd")
+
+
+def test_an_array_is_its_type_and_shape(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.state["weights"] = numpy.zeros((3, 224), dtype="float32")
+            agent.checkpoint()
+        (node,) = ask(state.state, store, agent="a")["items"]["items"]
+        assert node["text"] == "float32, 3 by 224"
+        assert brief(numpy.zeros((2, 2)))["$text"] == "float64, 2 by 2"
+
+
+@given(values)
+@settings(max_examples=2_000 if SOAK else 50, deadline=None)
+def test_what_is_cut_is_json_and_bounded(value):
+    told = brief([value] * 100, 10, 5)
+    assert len(json.dumps(told, allow_nan=False)) < 20_000
+    made = holdfast.Change(("a", value if isinstance(value, str) else 1), "changed", value, [value])
+    json.dumps(change_brief(made), allow_nan=False)
+
+
+def test_no_key_hides_another_or_poses_as_a_mark():
+    assert brief({1: "int", "1": "str"}) == {"$type": "dict", "$items": [[1, "int"], ["1", "str"]]}
+    long = brief({"k" * 300 + end: end for end in "ab"})
+    assert [value for _, value in long["$items"]] == ["a", "b"]
+    for posing in ({"$text": "nothing", "$type": "more"}, {"…": {"$type": "more"}}):
+        assert brief([posing])[0]["$type"] == "dict"
+    many = brief({at: at for at in range(100)})
+    assert len(many["$items"]) + many["$more"] == 100
+    assert brief({"a": {"$type": "int", "$text": "0x1"}}, marked=True) == {"a": {"$type": "int", "$text": "0x1"}}
+
+
+def test_an_integer_that_browsers_would_round_is_text():
+    assert brief([2**53, 2**53 + 1, -(2**60)]) == [
+        2**53, {"$type": "int", "$text": "9007199254740993"}, {"$type": "int", "$text": str(-(2**60))},
+    ]  # fmt: skip
+
+
+def test_an_edit_is_a_branch_and_leaves_the_rest_as_it_is(changed):
+    before = changed.agent("trip-7", create=False, readonly=True).head
+    way = act(
+        state.edit,
+        changed,
+        agent="trip-7",
+        at="asked",
+        path="state.preferences['window seat']",
+        value="false",
+        branch="aisle",
+    )
+    assert way.startswith("/diff/trip-7?")
+    made = changed.agent("trip-7", branch="aisle", create=False, readonly=True)
+    assert made.state["preferences"]["window seat"] is False
+    assert made.head.label.startswith("ada ")  # which is cut at its end
+    assert changed.agent("trip-7", create=False, readonly=True).head == before
+    deep = {"value": "[" * 100_000}
+    for fields in (
+        {"value": "{"},
+        {"value": "[NaN]"},
+        deep,
+        {"path": "state"},
+        {"path": "nowhere.at.all"},
+        {"branch": "aisle"},
+    ):
+        with pytest.raises(HoldfastError):
+            act(state.edit, changed, **{"agent": "trip-7", "path": "budget", "value": "1", "branch": "b", **fields})
+    assert "b" not in changed.agent("trip-7", create=False, readonly=True).branches()
+
+
+# -- runs, going back -------------------------------------------------------------------------------------------------
+
+
+def test_calls_of_a_run_are_told_with_how_long_they_took(looked):
+    (info,) = ask(runs.runs, looked, agent="trip-7")["runs"]
+    told = ask(runs.run, looked, agent="trip-7", id=info["id"])
+    assert [one["tool"] for one in told["effects"]] == ["search_flights", "book_flight", "book_hotel"]
+    assert all(0.01 < one["took_s"] < 60 for one in told["effects"])
+    with pytest.raises(BadOption):
+        ask(runs.run, looked, agent="trip-7", id="another")
+
+
+def test_a_run_of_many_large_calls_is_paged(tmp_path, monkeypatch):
+    @holdfast.tool()
+    def chat_at_length(messages):
+        return messages
+
+    def many(agent):
+        for number in range(130):
+            chat_at_length([{"role": "user", "content": f"{number} " + "m" * 2_000}] * 40)
+
+    monkeypatch.setattr(export, "BYTES_MOST", 100_000)
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.run(holdfast.durable(many))
+        (info,) = ask(runs.runs, store, agent="a")["runs"]
+        pages = [ask(runs.run, store, agent="a", id=info["id"], page=page) for page in (1, 2, 3)]
+        numbers = [one["number"] for page in pages for one in page["effects"]]
+        assert len(set(numbers)) == len(numbers) == pages[0]["total"] == 130
+        assert [page["more"] for page in pages] == [70, 10, 0]
+        opened = ask(runs.run, store, agent="a", id=info["id"], call=numbers[125])
+        assert (opened["page"], opened["call"]) == (3, numbers[125])
+        (shown,) = [one for one in opened["effects"] if one["number"] == numbers[125]]
+        assert len(shown["args"]["messages"]) == 40
+        assert shown["args"]["messages"][0]["content"].endswith("m" * 1_000)
+        asked = Asked(query={"agent": "a", "id": info["id"]})
+        html = words.page(
+            "run.html", view=pages[0], asked=asked, path="/run/a", here=lambda **_: "", place="", navigation=[],
+            tabs=[], changes=True, csrf="", who="",
+        )  # fmt: skip
+        assert len(html) < BOUND
+        assert len(json.dumps(export.collected(store, "a"))) < 300_000
+
+
+def test_a_doubt_is_decided_with_a_reason_and_a_name(changed):
+    (doubt,) = ask(runs.runs, changed, agent="trip-7")["in_doubt"]
+    fields = {
+        "agent": "trip-7",
+        "effect": doubt["id"],
+        "decision": "done",
+        "result": '"sent"',
+        "why": "it is in the outbox",
+    }
+    deep = {"result": "[" * 100_000}
+    for missing in ({"why": " "}, {"decision": ""}, {"result": "sent"}, {"result": "-Infinity"}, deep):
+        with pytest.raises(BadOption):
+            act(runs.resolve, changed, **{**fields, **missing})
+    act(runs.resolve, changed, **fields)
+    assert not ask(runs.runs, changed, agent="trip-7")["in_doubt"]
+    said = next(one for one in ask(runs.history, changed, agent="trip-7")["events"] if one["what"] == "decision")
+    assert (said["by"], said["why"]) == ("ada", "it is in the outbox")
+
+
+def test_a_signal_is_sent_and_a_run_cancelled_by_whoever_is_at_the_page(changed):
+    (info,) = ask(runs.runs, changed, agent="trip-8")["runs"]
+    act(runs.signal, changed, agent="trip-8", signal="approved", value="[1]", run=info["id"])
+    (sent,) = ask(runs.run, changed, agent="trip-8", id=info["id"])["signals"]
+    assert (sent["value"], sent["by"], sent["status"]) == ([1], "ada", "pending")
+    act(runs.cancel, changed, agent="trip-8", run=info["id"])
+    assert ask(runs.run, changed, agent="trip-8", id=info["id"])["run"]["status"] == "cancelled"
+
+
+def test_a_fork_waits_on_its_branch_for_a_worker(changed):
+    (info,) = ask(runs.runs, changed, agent="trip-7")["runs"]
+    way = act(runs.fork, changed, agent="trip-7", run=info["id"], position="book:0/0", new="again")
+    assert "branch=again" in way
+    assert "again" in changed.agent("trip-7", create=False, readonly=True).branches()
+
+
+def test_going_back_needs_the_name_and_the_plan_that_was_shown(changed):
+    shown = ask(back.back, changed, agent="trip-7", to="before the mistake")
+    assert [one["tool"] for one in shown["plan"]["blocked"]] == ["send_mail"]
+    fields = {
+        "agent": "trip-7",
+        "to": f"id:{shown['plan']['target']['id']}",
+        "head": shown["head"]["id"],
+        "plan": shown["plan"]["digest"],
+        "typed": "trip-7",
+    }
+    with pytest.raises(RollbackBlocked):
+        act(back.rollback, changed, **fields)
+    accept = shown["plan"]["blocked"][0]["id"]
+    again = ask(back.back, changed, agent="trip-7", to="before the mistake", accept=accept)
+    assert not again["plan"]["blocked"]
+    fields["plan"] = again["plan"]["digest"]
+    for wrong in ({"typed": "trip"}, {"head": "0" * 64}, {"plan": shown["plan"]["digest"]}):
+        with pytest.raises(BadOption):
+            act(back.rollback, changed, **{**fields, "accept": accept, **wrong})
+    act(back.rollback, changed, **fields, accept=accept)
+    agent = changed.agent("trip-7", create=False, readonly=True)
+    assert agent.head.label == "before the mistake"
+    assert next(one["by"] for one in agent.events() if one["what"] == "rollback") == "ada"
+
+
+def test_no_call_is_undone_that_the_plan_did_not_show(tmp_path):
+    undone = []
+
+    @holdfast.tool(compensate=lambda effect: undone.append(effect.args))
+    def rent_a_car(at):
+        return at
+
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.checkpoint("began")
+            rent_a_car("shown")
+            agent.checkpoint("done")
+        fields = {"agent": "a", "to": "began", "typed": "a"}
+        shown = ask(back.back, store, agent="a", to="began")
+        with store.agent("a", when=None):
+            rent_a_car("not shown")
+        again = ask(back.back, store, agent="a", to="began")
+        assert again["head"] == shown["head"]
+        fields["head"] = shown["head"]["id"]
+        with pytest.raises(BadOption):
+            act(back.rollback, store, **fields, plan=shown["plan"]["digest"])
+        assert undone == []
+        act(back.rollback, store, **fields, plan=again["plan"]["digest"])
+        assert len(undone) == 2
+
+
+def test_branches_and_tags_are_set_and_taken_away(changed):
+    act(back.branch, changed, agent="trip-7", name="other", at="asked")
+    act(back.tag, changed, agent="trip-7", name="kept", at="began")
+    told = ask(back.back, changed, agent="trip-7")
+    assert {"other"} <= {one["name"] for one in told["branches"]}
+    assert {"kept", "baseline"} == {one["name"] for one in told["tags"]}
+    act(back.tag, changed, agent="trip-7", name="kept", remove="1")
+    assert {"baseline"} == {one["name"] for one in ask(back.back, changed, agent="trip-7")["tags"]}
+
+
+# -- dumps ------------------------------------------------------------------------------------------------------------
+
+
+def test_dumps_of_one_fault_are_one_group_that_comes_back(changed):
+    told = ask(dumps.dumps, changed)
+    assert sorted((one["cause"], one["count"], one["state"]) for one in told["groups"]) == [
+        ("ValueError", 1, "open"), ("ZeroDivisionError", 2, "open"),
+    ]  # fmt: skip
+    key = next(one["key"] for one in told["groups"] if one["count"] == 2)
+    act(dumps.resolve, changed, key=key, why="guests are counted now")
+    group = next(one for one in ask(dumps.dumps, changed)["groups"] if one["key"] == key)
+    assert (group["state"], group["resolved"]["by"]) == ("resolved", "ada")
+    file = Path(changed.place, "dumps", dumps.SAID)
+    old = json.loads(file.read_text()) | {"at": "2020-01-01T00:00:00+00:00"}
+    file.write_text(json.dumps(old) + '\n{"cut sho')
+    assert next(one for one in ask(dumps.dumps, changed)["groups"] if one["key"] == key)["state"] == "came back"
+
+
+def test_a_dump_is_read_by_its_name_in_the_folder_alone(looked, made):
+    for file in crash.dumps(Path(made, "dumps")):
+        told = ask(dumps.dump, looked, file=file.name)
+        assert told["frames"][-1]["function"] == "divide"
+        assert told["commands"]["debug"].endswith(file.name)
+    for name in ("../store.db", "/etc/passwd", str(file), "", "."):
+        with pytest.raises((NotInDump, BadOption)):
+            ask(dumps.dump, looked, file=name)
+
+
+# -- why --------------------------------------------------------------------------------------------------------------
+
+
+def answered(store, **fields):
+    for _ in range(200):
+        job = ask(why.why, store, agent="trip-7", **fields)["job"]
+        if job["state"] != "running":
+            return job
+    raise AssertionError(job)
+
+
+def test_questions_are_answered_by_a_process_of_their_own(looked):
+    found = answered(looked, ask="bisect", when="budget < 500")["answer"]
+    assert found["first_bad"]["label"] == "hotel booked"
+    wrong = answered(looked, ask="bisect", when="open('/etc/passwd')")
+    assert wrong["state"] == "failed"
+    assert "not part of the language" in wrong["error"]["message"]
+
+
+def test_every_question_has_an_answer(looked):
+    def told(ask, **fields):
+        return QUESTIONS[ask](looked, {"agent": "trip-7", **fields}, lambda *_: None)
+
+    assert told("blame", path="budget")["checkpoint"]["label"] == "hotel booked"
+    assert told("check", rules="budget > 0\nlen(messages) < 3")["total"] > 0
+    assert told("drift", baseline="baseline", paths="budget")["drift"] is True
+    assert told("explain")["agent"] == "trip-7"
+    with pytest.raises(BadOption):
+        told("check", rules=" ")
+
+
+def test_a_question_is_cancelled_and_at_most_some_are_asked_at_once(looked, monkeypatch):
+    monkeypatch.setattr(why, "FIRST_S", 0.0)
+    for number in range(why.AT_ONCE):
+        assert (
+            ask(why.why, looked, agent="trip-7", ask="explain", check=f"budget > {number}")["job"]["state"] == "running"
+        )
+    with pytest.raises(BadOption):
+        ask(why.why, looked, agent="trip-7", ask="explain", check="budget > 99")
+    jobs = [one for one in why._jobs.values() if one.state == "running"]
+    for number in range(why.AT_ONCE):
+        told = ask(why.why, looked, agent="trip-7", ask="explain", check=f"budget > {number}", cancel=1)
+        assert told["job"]["state"] in {"ended", "done"}
+    for job in jobs:
+        job.wait(60)
+        assert job._process.poll() is not None
+
+
+# -- export -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_looks_secret_is_not_in_an_export(tmp_path):
+    secret, other = "sk-proj-4fA9xQ2LmN8vB3kT7wZ1yC5r", "correct-horse-battery"
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.state = {"api_key": other, "notes": [f"use {other} there", "x" * 1_995 + secret], "budget": 3}
+            agent.checkpoint(f"with {secret}")
+            agent.state["notes"].append({"password": "hunter2-hunter2"})
+            agent.state["api_key"] = f"{other}-2"
+            agent.checkpoint("two")
+        text = json.dumps(export.collected(store, "a"))
+    assert "budget" in text
+    for hidden in (secret, secret[:12], other, "hunter2"):
+        assert hidden not in text
+
+
+def test_a_secret_is_left_out_of_an_export_wherever_it_stands(tmp_path):
+    deep = {"password": {"a": {"b": {"c": {"d": [{"e": "hunter2-deep"}]}}}}}
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.state = {
+                "auth": {"password": 12345678}, "password": 87654321, "copies": {"n": 12345678, "of": 3},
+                "before": "y" * 990 + "learnt-later " + "hunter2-deep", "z" * 195 + "hunter2-deep": 1,
+            }  # fmt: skip
+            agent.checkpoint("one: hunter2-deep, 12345678")
+            agent.state["deep"] = deep
+            agent.checkpoint("two")
+            del agent.state["deep"]
+            agent.state["auth"]["password"] = 23456789
+            agent.state["headers"] = [["Authorization", "learnt-later"]]
+            agent.checkpoint("three")
+        told = export.collected(store, "a")
+    text = json.dumps(told)
+    assert "copies.of" in told["series"]
+    for hidden in ("12345678", "23456789", "87654321", "hunter2", "learnt"):
+        assert hidden not in text
