@@ -165,9 +165,9 @@ def signalled() -> None:
     first = os.getpid()
 
     def told(number: int, _: object) -> None:
-        say("got", signal.Signals(number).name)
-        if number == signal.SIGUSR2:
+        if number == signal.SIGUSR2:  # before it is said: whoever reads that sends the last signal at once
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        say("got", signal.Signals(number).name)
 
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, told)

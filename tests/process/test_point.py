@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def living(group):
         if one.name.isdigit() and int(parts[3]) == group and parts[0] != "Z":
             found.append(int(one.name))
     return found
+
+
+@contextmanager
+def signalled():
+    """A program that has gone back once and waits for signals. Nothing of it is left when a test fails."""
+    process = subprocess.Popen(
+        [*BASE, "signalled"], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            for one in living(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
 
 
 def test_memory_is_as_it_was_and_the_value_comes_along():
@@ -98,10 +114,7 @@ def test_reasons_for_refusing_are_named():
 
 @pytest.mark.parametrize("final", [signal.SIGTERM, signal.SIGKILL])
 def test_the_original_stands_in_passes_signals_on_and_ends_as_the_other_does(final):
-    process = subprocess.Popen(
-        [*BASE, "signalled"], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    with process:
+    with signalled() as process:
         _, first, now = process.stdout.readline().split()
         assert int(first) == process.pid != int(now)
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2):
@@ -116,10 +129,7 @@ def test_the_original_stands_in_passes_signals_on_and_ends_as_the_other_does(fin
 
 
 def test_nothing_waits_when_the_program_is_killed():
-    process = subprocess.Popen(
-        [*BASE, "signalled"], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    with process:
+    with signalled() as process:
         process.stdout.readline()
         assert len(living(process.pid)) == 3, "who stands in, the program, and the point"
         process.kill()
