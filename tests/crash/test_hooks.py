@@ -42,6 +42,13 @@ def test_what_is_no_failure_leaves_no_dump(tmp_path, body):
     assert MARK not in ended.err
 
 
+def test_the_thread_that_watches_loads_nothing(tmp_path):
+    """One that makes a class from text, as namedtuple does, changes the exit code of a program that Ctrl-C ended."""
+    looking = "import sys, time\nbefore = set(sys.modules)\ntime.sleep(0.5)\nprint(set(sys.modules) - before)"
+    ended = run(tmp_path, looking)
+    assert (ended.code, ended.out) == (0, "set()\n")
+
+
 BODIES = {
     "group": (
         "def fail():\n"

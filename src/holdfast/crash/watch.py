@@ -1,7 +1,8 @@
 """A thread that looks at the others: who stands still, who waits for whom, and that this process is alive.
 
 Owns heartbeats, what counts as progress, and when a hang or a deadlock is reported. Must not know how a dump is taken.
-Holds always: it never blocks on anything of the program; a state of things is reported once, until it changes.
+Holds always: it never blocks on anything of the program; a state of things is reported once, until it changes; it loads
+no module, because one that makes a class from text lets Python forget that a Ctrl-C ended the program.
 
 Progress is that a thread which matters (the main one, or one that is no daemon) was woken or got the processor: it does
 something, and whether that is of use nobody can tell from here. Only `beat()` says that.
@@ -22,7 +23,7 @@ from pathlib import Path
 from time import monotonic, sleep, thread_time
 from typing import TYPE_CHECKING, Any
 
-from holdfast.crash import agents, deadlocks, kinds, stacks
+from holdfast.crash import agents, deadlocks, kinds, probe, stacks
 from holdfast.crash.deadlocks import Cycle
 
 if TYPE_CHECKING:
@@ -155,8 +156,6 @@ class Watch:
 
     def _probed(self) -> None:
         """Somebody may wait to put a probe into this process."""
-        from holdfast.crash import probe
-
         probe.answer()
 
     def _look_for_cycles(self) -> None:
