@@ -277,17 +277,23 @@ def test_a_call_that_is_cancelled_is_rolled_back(agent, outside):
         with pytest.raises((StoreClosed, psycopg.Error)):
             connection.execute("SELECT pg_sleep(60)")
 
-    async def cancel(call):
+    def begun(sleeps):
+        started.wait()
+        # A server that is told to stop before it has begun the statement executes it to its end.
+        while sleeps and outside("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == [0]:
+            time.sleep(0.01)
+
+    async def cancel(call, *, sleeps):
         started.clear()
         with agent:
             task = asyncio.create_task(call)
-            await asyncio.to_thread(started.wait)
+            await asyncio.to_thread(begun, sleeps)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    asyncio.run(cancel(slow("a")))
-    asyncio.run(cancel(blocked.acall("b")))
+    asyncio.run(cancel(slow("a"), sleeps=False))
+    asyncio.run(cancel(blocked.acall("b"), sleeps=True))
     assert outside() == []
     with agent:
         assert pay("c") == 1
