@@ -139,9 +139,13 @@ def build(saver: Any) -> Any:
     def more(state: State) -> Any:
         return {"log": [book(f"more {state['turn']}")]}
 
-    inner = StateGraph(State).add_node("inside", inside).add_node("more", more)
-    inner.add_edge(START, "inside").add_edge("inside", "more")
-    kinds = {name: inner.compile(checkpointer=kind) for name, kind in KINDS.items()}
+    def inner(kind: bool | None) -> Any:
+        graph = (
+            StateGraph(State).add_node("inside", inside, retry_policy=RETRY if kind else None).add_node("more", more)
+        )
+        return graph.add_edge(START, "inside").add_edge("inside", "more").compile(checkpointer=kind)
+
+    kinds = {name: inner(kind) for name, kind in KINDS.items()}
 
     def sub(name: str) -> Any:
         def node(state: State) -> Any:
@@ -163,8 +167,10 @@ def build(saver: Any) -> Any:
     builder.add_node("tools", ToolNode([order], handle_tool_errors=False), retry_policy=RETRY)
     builder.add_edge(START, "plan").add_edge("plan", "tools").add_conditional_edges("tools", spread, ["work"])
     last = "work"
-    for name in kinds:
-        builder.add_node(name, sub(name), retry_policy=RETRY)
+    for name, kind in KINDS.items():
+        # Around a history of its own, a retry resumes what an earlier turn's retry left: LangGraph's own, with any
+        # saver. The guide says to put it inside.
+        builder.add_node(name, sub(name), retry_policy=None if kind else RETRY)
         builder.add_edge(last, name)
         last = name
     builder.add_edge(last, "ask")
@@ -178,14 +184,6 @@ def expected(turn: int) -> list[str]:
     # forgets what it was given: then it does nothing, whatever the saver. All that is known is what it must not repeat.
     subs = [f"{what} {name} {turn}" for name in KINDS if name != "own" for what in ("inside", "more")]
     return [f"plan {turn}", *tools, *works, *subs, f"ask {turn}", f"yes {turn}"]
-
-
-def forgotten(error: BaseException) -> bool:
-    """Whether nobody can ask for what is left: LangGraph has forgotten the subgraph's input, as ``expected`` says.
-
-    The error names the ways out. A person who has looked takes one of them.
-    """
-    return isinstance(error, MaybeRepeated) and all(" own " in one.args["what"] for one in error.unclaimed)
 
 
 def functional(saver: Any) -> Any:
@@ -245,16 +243,14 @@ def life(job: dict[str, Any]) -> None:
         elif not state.tasks:
             check(saver, job["thread"], [what for one in range(turn + 1) for what in expected(one)])
             given = {"turn": turn + 1, "log": [], "messages": []}
-        for tried in range(2 * TRIES):
+        for tried in range(TRIES):
             try:
                 graph.invoke(given, config, durability=HERE.choose())
                 break
-            except (ConnectionError, MaybeRepeated) as error:
+            except (ConnectionError, MaybeRepeated):
                 # Where nothing is stored, the calls of a ToolNode are made anew, in any order: one that was not made
                 # before may come first, and is stopped.
-                if tried == TRIES and forgotten(error):
-                    saver.accept(job["thread"])
-                elif tried in {TRIES, 2 * TRIES - 1}:
+                if tried == TRIES - 1:
                     raise
                 state = graph.get_state(config)
                 given = given if not state.tasks else Command(resume="yes") if state.interrupts else None
