@@ -67,6 +67,48 @@ def test_a_command_loads_no_other_verb(tmp_path):
     assert loaded & verbs == {"history"}
 
 
+BARE = """
+import importlib.metadata, re, sys
+
+def needed(name, found):
+    if name not in found:
+        found.add(name)
+        for line in importlib.metadata.requires(name) or ():
+            word, _, mark = line.partition(";")
+            if "extra ==" not in mark:
+                needed(re.match(r"[\\w.-]+", word)[0].lower().replace("_", "-"), found)
+    return found
+
+with_extras = importlib.metadata.packages_distributions()
+base = needed("holdfast", set())
+
+class Bare:
+    def find_spec(self, name, path=None, target=None):
+        of = {one.lower().replace("_", "-") for one in with_extras.get(name, ())}
+        if of and not of & base:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Bare())
+"""
+"""Python with only what `pip install holdfast` brings, without any of its extras."""
+
+
+def test_without_extras_every_verb_is_there_and_what_needs_one_names_it(tmp_path):
+    """None of it may depend on what else is installed where it is developed."""
+    modules = sorted({module for group in app._VERBS.values() for module in group.values()})
+    asking = (
+        f"import importlib\nfor name in {modules!r}:\n    importlib.import_module(f'holdfast.cli.{{name}}')\n"
+        "print('#', importlib.import_module('holdfast.cli').main(['--help']))"
+    )
+    assert run_fresh(f"{BARE}\n{asking}", tmp_path).endswith("# 0\n")
+    opening = (
+        "import holdfast, io; sys.stderr = io.StringIO()\n"
+        "try:\n    holdfast.open('store').agent('a', workspace='.')\n"
+        "except holdfast.HoldfastError as error:\n    print(error)"
+    )
+    assert "pip install 'holdfast[workspace]'" in run_fresh(f"{BARE}\n{opening}", tmp_path)
+
+
 def test_importing_writes_nothing_and_starts_no_thread(tmp_path):
     printed = run_fresh("import holdfast, threading; print(threading.active_count())", tmp_path)
     assert printed.strip() == "1"

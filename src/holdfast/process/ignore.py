@@ -11,9 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from pathspec import GitIgnoreSpec
-
+from holdfast.errors import BadOption
 from holdfast.store.cipher import digest
+
+try:
+    from pathspec import GitIgnoreSpec
+except ImportError:  # an extra: who has no workspace does not need it
+    GitIgnoreSpec = None  # type: ignore[assignment,misc]
 
 RULES = (".gitignore", ".holdfastignore")
 """Later ones overrule earlier ones, deeper ones those above, and a later line those before it, as git has it."""
@@ -67,6 +71,8 @@ class Ignore:
     """The rules of one tree. ``lines`` count as if they stood in a file above its root."""
 
     def __init__(self, lines: tuple[str, ...] = ()) -> None:
+        if GitIgnoreSpec is None:
+            raise BadOption("a workspace needs the package pathspec", hint="pip install 'holdfast[workspace]'")
         self.above = Rules("", {".holdfastignore": "\n".join(lines)} if lines else {})
         self._known: dict[str, tuple[Rules, dict[str, str], Rules]] = {}
 
