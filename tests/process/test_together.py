@@ -162,3 +162,24 @@ def test_what_a_pause_changes_before_an_undo_is_saved_and_is_what_is_undone(code
     assert (coder.state["n"], coder.log()[1].state["n"]) == (0, 7)
     coder.undo()
     assert coder.read_file("f").decode() == (repo / "f").read_text() == "one"
+
+
+@pytest.mark.parametrize("where", ["objects", "tier"])
+def test_packs_of_a_store_that_lie_in_the_workspace_are_no_part_of_it(tmp_path, repo, where):
+    """A rollback would remove them, and with them what was acknowledged."""
+    elsewhere = {"objects": str(repo / "blobs")} if where == "objects" else {}
+    with holdfast.open(repo / ".holdfast", **elsewhere) as store:
+        coder = store.agent("coder", workspace=repo)
+        for name in ("one", "two"):
+            coder.state[name] = os.urandom(300_000)
+            coder.checkpoint(name)
+        coder.tag("two")
+        coder.rollback("one")
+        if where == "tier":
+            store.tier(str(repo / "archive"))
+        coder.state["three"] = 3
+        coder.checkpoint("three")
+        coder.rollback("one")
+        assert len(coder.at("two").state["two"]) == 300_000
+        assert store.verify().ok
+        assert not [one.path for one in coder.files() if "pack" in one.path]

@@ -294,7 +294,8 @@ def test_what_is_half_way_is_finished_whatever_happens_meanwhile(store_path, rep
             agent.close()
         elif meanwhile == "forgotten":
             store.retain(holdfast.Policy(last=1))
-            assert [point.label for point in store.agent("coder", workspace=None).log(all=True)] == ["one"]
+            labels = {point.label for point in store.agent("coder", workspace=None).log(all=True)}
+            assert labels == {"one", "two"}, "where its files come from, and where they go"
             store.agent("coder", workspace=None).close()
         else:
             (repo / "README").write_text("by somebody else")
@@ -302,10 +303,36 @@ def test_what_is_half_way_is_finished_whatever_happens_meanwhile(store_path, rep
         assert tree(repo) == one
         assert agent.head.label == ("later" if meanwhile == "state" else "one")
         assert not agent.dirty
-        if meanwhile != "state":
+        if meanwhile == "edited":
             kept = next(point for point in agent.log(all=True) if point.label.startswith("files that were changed"))
-            assert agent.read_file("README", kept) == (b"two" if meanwhile == "forgotten" else b"by somebody else")
+            assert agent.read_file("README", kept) == b"by somebody else"
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_retention_keeps_what_is_needed_to_finish_a_directory(store_path, repo, at):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        one = tree(repo)
+        (repo / "README").write_text("two")
+        (repo / "src" / "app.py").write_text("two")
+        (repo / "new").write_text("two")
+        agent.checkpoint("two")
+        agent.checkpoint("three")
+
+    def life() -> None:
+        with holdfast.open(store_path) as store:
+            store.agent("coder").rollback("one")
+
+    assert dies(life, at, (restore._Restore, "_compare"))
+    with holdfast.open(store_path) as store:
+        assert store.workspaces()[0].half_way
+        store.retain(policy=holdfast.Policy(last=1))
+        agent = store.agent("coder")
+        assert (tree(repo), agent.head.label) == (one, "one")
+        store.retain(policy=holdfast.Policy(last=1))
+        assert "three" not in {point.label for point in agent.log(all=True)}
 
 
 def test_killed_anywhere_in_a_checkpoint_the_next_one_is_whole(store_path, repo):

@@ -60,7 +60,7 @@ def test_a_store_is_made_where_nothing_is_and_only_if_asked(tmp_path):
         made(path)
         holdfast.open(path, create=False).close()
         left = {name for name in names(path) if not name.startswith("store.db-")}
-        assert left == {"store.db", "packs", "locks", "witness"}
+        assert left == {"store.db", "packs", "locks", "witness", ".gitignore"}
 
 
 def test_every_connection_flushes_and_trusts_nothing(store_path):

@@ -23,6 +23,7 @@ from holdfast.codec.values import decode, encode
 from holdfast.codec.wire import array_of, extension_of
 from holdfast.errors import CorruptValue, Damaged
 from holdfast.store.cipher import Buffer, digest
+from holdfast.store.objects import MARK as PACKS_MARK
 
 if TYPE_CHECKING:
     from holdfast.process.chunks import Piece
@@ -120,11 +121,13 @@ def hidden(name: str) -> bool:
     return name == STAGING or name.startswith(SCRATCH)
 
 
-STORE = ("packs", "locks", "store.db", "witness")
+STORE = ("packs", "locks", "store.db", "witness", PACKS_MARK)
 
 
 def is_store(names: set[str]) -> bool:
-    """Whether a directory with these names is a Holdfast store: its files are never part of a tree."""
+    """Whether a directory with these names is a Holdfast store, or has packs of one: no tree has its files."""
+    if PACKS_MARK in names:
+        return True
     return "packs" in names and "locks" in names and ("store.db" in names or "witness" in names)
 
 

@@ -561,7 +561,17 @@ class Store(below.Store):
         return end_at(view, b, point) if point is not None else super()._inherited(view, b, point)
 
     def _needed(self, branches: Sequence[Branch], points: Iterable[Point]) -> Iterator[tuple[bytes, str]]:
-        """What runs that have not ended would look for when they go on, and where effects in doubt can be undone to."""
+        """What runs that have not ended would look for when they go on, and where effects in doubt can be undone to.
+
+        And the two checkpoints between which the files of a directory are: whoever finishes that needs both.
+        """
+        from holdfast.process.workspace import claims  # few agents have one
+
+        directories = claims(self._db.view)
+        for branch in branches:
+            one = directories.get(branch.uuid.hex())
+            if one is not None and one.to:
+                yield from ((id, "its files are being put back") for id in (one.to, one.at) if id)
         busy = [branch for branch in branches if branch.records]
         known = ((point.manifest.effects[0], point.manifest.depth, point.id) for point in points) if busy else ()
         places = sorted(known)

@@ -260,6 +260,7 @@ def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
     layout.moments_lock.touch()
     layout.open_lock.touch()
     layout.witness.write_bytes(witness.initial())
+    (layout.path / ".gitignore").write_text("*\n")  # `git clean` in a repository around it leaves it alone then
     build_catalog(layout.catalog)
     for file in layout.path.iterdir():
         if file.is_file():
