@@ -249,6 +249,8 @@ def _execution(job: Job, directory: str) -> Execution:
         store = open_store(job.place, create=False, readonly=True)
         with closing(store):
             os.environ["HOLDFAST_STORE"] = str(Path(directory, ".holdfast"))
+            if sandbox.seal():
+                isolation.append("read-only files")
             os.chdir(directory)
             sandbox.close()
             variation = Variation(Job(), store._registry)

@@ -4,8 +4,9 @@ Owns what a program may not do there, how that is noticed, and the line of the p
 executed. What always holds: once the process is ``closed``, no socket is made, no process is started, and no file
 outside of its directory is changed by Python code; what was tried is kept, also where the program has caught the error.
 
-It keeps honest programs from doing something by accident. It is no wall against hostile ones: an extension written in C
-passes no audit hook.
+It keeps honest programs from doing something by accident, in two ways. An audit hook names the line. Where the system
+lets it, the process has file systems of its own, read-only but for its directory: that holds for extensions written in
+C, for databases and for processes as well. It is no wall against hostile programs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from holdfast.errors import Blocked
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x2_0000, 0x1000_0000, 0x4000_0000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x4_0000
+_SYS_MOUNT_SETATTR, _AT_RECURSIVE, _RDONLY = 442, 0x8000, 1
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TRIES_MAX = 100
 """Attempts that are kept; the rest are refused as well."""
@@ -36,19 +38,20 @@ _PROCESSES = frozenset({
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.startfile",
     "pty.spawn", "os.kill", "os.killpg", "signal.pthread_kill", "sys.remote_exec",
 })  # fmt: skip
-# Which of the event's arguments are the paths of what is changed.
-_CHANGES = {
-    "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
-    "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.lchown": (0,), "os.chflags": (0,), "os.utime": (0,),
-    "os.setxattr": (0,), "os.removexattr": (0,), "os.mkfifo": (0,), "os.mknod": (0,), "sqlite3.connect": (0,),
+# Which of the event's arguments are the paths of what is changed, and each one's directory, if it has one.
+_CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),), "os.truncate": ((0, None),), "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),), "os.lchown": ((0, None),), "os.chflags": ((0, None),), "os.utime": ((0, 3),),
+    "os.setxattr": ((0, None),), "os.removexattr": ((0, None),), "sqlite3.connect": ((0, None),),
 }  # fmt: skip
 _HARMLESS = frozenset({"/dev/null", "/dev/tty", "/dev/zero"})
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _PATHS = sysconfig.get_paths()
 _PACKAGES = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
 # Frozen and generated code is Python's; packages may lie below its own directory.
 _PYTHON = tuple({f"{_PATHS['stdlib']}{os.sep}", f"{_PATHS['platstdlib']}{os.sep}", "<"})
-_FOREIGN = (f"{_PACKAGE}{os.sep}", *_PACKAGES, *_PYTHON)
+_FOREIGN = (_PACKAGE, *_PACKAGES, *_PYTHON)
 
 
 class Sandbox:
@@ -58,6 +61,7 @@ class Sandbox:
         self.directory = os.path.realpath(directory)
         self.tried: list[dict[str, str]] = []
         self.network = False
+        self.sealed = False
         self._own: tuple[str, ...] = (self.directory + os.sep, "/proc/self/")
         self._on = False
 
@@ -77,12 +81,27 @@ class Sandbox:
                 break
         return True
 
+    def seal(self) -> bool:
+        """Have every file system read-only, for this process alone, but for its directory; False: it may not do that.
+
+        What is open already stays as it is.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        own = os.fsencode(self.directory)
+        if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
+            return False
+        self.sealed = (
+            not libc.mount(own, own, None, _MS_BIND, None)
+            and _set_readonly(libc, b"/", _RDONLY, 0, _AT_RECURSIVE)
+            and _set_readonly(libc, own, 0, _RDONLY)
+            and _set_readonly(libc, b"/proc", 0, _RDONLY)
+        )
+        return self.sealed
+
     def cover(self, path: str, copy: str) -> bool:
         """Let a directory of this process's own stand in the place of another, for this process alone, if it may."""
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
-            return False
-        if libc.mount(os.fsencode(copy), os.fsencode(path), None, _MS_BIND, None):
+        if not self.sealed or libc.mount(os.fsencode(copy), os.fsencode(path), None, _MS_BIND, None):
             return False
         self._own += (path + os.sep,)
         return True
@@ -99,12 +118,12 @@ class Sandbox:
         if event == "open":
             self._opened(args)
         elif event in _CHANGES:
-            for at in _CHANGES[event]:
-                if at < len(args) and self._is_outside(args[at], event):
+            for at, beneath in _CHANGES[event]:
+                if at < len(args) and self._is_outside(args[at], event, args[beneath] if beneath else -1):
                     self._refuse(f"{event} {_shown(args[at])}")
         elif event == "holdfast.open":
             if not args[1] and self._is_outside(args[0], event):
-                self._refuse(f"open the store {_shown(args[0])} for writing", ours=False)
+                self._refuse(f"open the store {_shown(args[0])} for writing")
         elif event == "socket.__new__":
             if args[1] not in {socket.AF_UNIX, -1}:  # the pair by which an event loop wakes itself up
                 self._refuse("a socket")
@@ -115,15 +134,24 @@ class Sandbox:
     def _opened(self, args: tuple[Any, ...]) -> None:
         path, mode, flags = args[0], args[1], args[2]
         writes = bool(flags & _WRITING) if isinstance(flags, int) else set(mode or "r") & set("wax+")
-        if writes and self._is_outside(path, "open"):
+        # That of os.open may be meant for another directory, which the event does not tell.
+        astray = mode is None and not self.sealed and not isinstance(path, int) and not os.path.isabs(path)  # noqa: PTH117
+        if writes and (astray or self._is_outside(path, "open")):
             self._refuse(f"open {_shown(path)} for writing")
 
-    def _is_outside(self, path: Any, event: str) -> bool:
-        if isinstance(path, int) or (event == "sqlite3.connect" and path == ":memory:"):
+    def _is_outside(self, path: Any, event: str, beneath: Any = -1) -> bool:
+        if event == "sqlite3.connect" and path == ":memory:":
             return False
         try:
-            name = os.fsdecode(path)
-        except TypeError:
+            if isinstance(path, int):
+                name = _opened_at(path) if event != "open" else ""  # it was opened before
+                if not name.startswith("/"):
+                    return False
+            else:
+                name = os.fsdecode(path)
+            if isinstance(beneath, int) and beneath >= 0:
+                name = os.path.join(_opened_at(beneath), name)  # noqa: PTH118
+        except (TypeError, OSError):
             return True
         where, last = os.path.split(os.path.abspath(name))  # noqa: PTH100 - the last part is what is made or removed
         real = os.path.join(os.path.realpath(where), last)  # noqa: PTH118
@@ -131,11 +159,9 @@ class Sandbox:
             real = os.path.realpath(real)
         return real not in _HARMLESS and real != self.directory and not real.startswith(self._own)
 
-    def _refuse(self, what: str, *, ours: bool = True) -> None:
+    def _refuse(self, what: str) -> None:
         frame = sys._getframe(1)
         inner = next((one for one in _frames(frame) if not one.f_code.co_filename.startswith(_PYTHON)), None)
-        if ours and inner is not None and inner.f_code.co_filename.startswith(_PACKAGE):
-            return  # of this package, for itself
         line = line_of(next(own_frames(frame), inner))
         if len(self.tried) < _TRIES_MAX:
             self.tried.append({"what": what, "line": line})
@@ -143,6 +169,16 @@ class Sandbox:
             f"{what} at {line} was refused: a replay does nothing outside",
             hint="What a program does outside belongs into a tool, whose recorded result is used here.",
         )
+
+
+def _opened_at(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def _set_readonly(libc: Any, path: bytes, given: int, taken: int, flags: int = 0) -> bool:
+    """Change whether what is mounted there can be written; False: the system cannot do that."""
+    wish = (ctypes.c_uint64 * 4)(given, taken, 0, 0)
+    return bool(libc.syscall(_SYS_MOUNT_SETATTR, -1, path, flags, ctypes.byref(wish), ctypes.sizeof(wish)) == 0)
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -1,0 +1,134 @@
+"""What an honest program does by accident when it is executed again: nothing of it reaches the files outside."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.travel.jobs import Workers
+
+PROGRAM = """
+import asyncio, functools, multiprocessing, os, shutil, sqlite3
+from pathlib import Path
+import holdfast
+
+def append(path):
+    with open(path, "a") as file:
+        file.write("again")
+
+def rmtree(agent, place):
+    shutil.rmtree(place / "dir", ignore_errors=True)
+
+def dir_fd(agent, place):
+    fd = os.open(place, os.O_RDONLY)
+    os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+
+def unlink(agent, place):
+    fd = os.open(place, os.O_RDONLY)
+    os.unlink("kept", dir_fd=fd)
+
+def link(agent, place):
+    os.link(place / "kept", "here")
+    append("here")
+
+def mode(agent, place):
+    os.chmod(os.open(place / "kept", os.O_RDONLY), 0o777)
+
+def wait_for(agent, place):
+    async def work():
+        made = asyncio.create_subprocess_shell(f"echo again >> {place}/kept")
+        await (await asyncio.wait_for(made, 10)).wait()
+    asyncio.run(work())
+
+def resource(agent, place):
+    agent.resource("report", open=functools.partial(open, place / "kept", "w")).close()
+
+def attach(agent, place):
+    made = sqlite3.connect(":memory:")
+    made.execute(f"ATTACH '{place}/bank.db' AS bank")
+    made.execute("INSERT INTO bank.paid VALUES ('again')")
+    made.commit()
+
+def vacuum(agent, place):
+    sqlite3.connect("in.db").execute(f"VACUUM INTO '{place}/new'")
+
+def spawn(agent, place):
+    child = multiprocessing.get_context("spawn").Process(target=append, args=(place / "kept",))
+    child.start()
+    child.join()
+
+def fifo(agent, place):
+    os.mkfifo(place / "new")
+
+@holdfast.durable
+def go(agent, way):
+    agent.state["n"] = 1
+    agent.checkpoint("before")
+    if "SANDBOXED" in os.environ:
+        globals()[way](agent, Path(os.environ["SANDBOXED"]))
+    return 1
+"""
+HELD_BY_THE_HOOK = ["rmtree", "dir_fd", "unlink", "link", "mode", "wait_for", "resource"]
+HELD_BY_THE_SYSTEM = ["attach", "vacuum", "spawn", "fifo"]
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "accidents.py"
+    path.write_text(PROGRAM)
+    spec = importlib.util.spec_from_file_location("accidents", path)
+    module = sys.modules["accidents"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["accidents"]
+    vars(module).clear()
+    gc.collect()
+
+
+def seen(place):
+    return {
+        str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in [place, *sorted(place.rglob("*"))]
+    }
+
+
+def replayed(tmp_path, program, monkeypatch, ways):
+    """Which of these ways changed something outside."""
+    with holdfast.open(tmp_path / "store") as store:
+        for way in ways:
+            store.agent(way).run(program.go, way)
+        place = tmp_path / "outside"
+        (place / "dir").mkdir(parents=True)
+        (place / "dir" / "file").write_text("of the user")
+        (place / "kept").write_text("of the user")
+        with sqlite3.connect(place / "bank.db") as bank:
+            bank.execute("CREATE TABLE paid (who)")
+        bank.close()
+        before = seen(place)
+        monkeypatch.setenv("SANDBOXED", str(place))
+        with Workers():
+            changed = []
+            for way in ways:
+                store.replay(way, program=program.__file__)
+                after = seen(place)
+                changed += [way] if after != before else []
+                before = after
+    return changed
+
+
+def test_what_a_program_does_outside_by_accident_is_refused(tmp_path, program, monkeypatch):
+    assert replayed(tmp_path, program, monkeypatch, HELD_BY_THE_HOOK) == []
+
+
+@pytest.mark.root
+def test_file_systems_are_read_only_for_what_no_hook_sees(tmp_path, program, monkeypatch):
+    assert os.getuid() == 0
+    assert replayed(tmp_path, program, monkeypatch, HELD_BY_THE_SYSTEM) == []
+    assert Path(tmp_path, "outside", "kept").read_text() == "of the user"
