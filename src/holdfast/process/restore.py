@@ -21,7 +21,7 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ from blake3 import blake3
 
 from holdfast.errors import BadOption, Damaged, StoreFailed
 from holdfast.process.chunks import content_of
-from holdfast.process.folders import Folders, begin_flush, exchange, exists, flush, opened, place, status
+from holdfast.process.folders import Folders, begin_flush, exchange, exists, flush, flush_each, opened, place, status
 from holdfast.process.scan import attributes
 from holdfast.process.trees import (
     NAME_MAX_BYTES,
@@ -373,12 +373,15 @@ class _Restore:
                         begin_flush(file)
         if len(files) > FLUSH_EACH and not self.scratch:
             flush(staging)
-        for path, entry in zip(files, entries, strict=True):
-            name = _staged(path)
-            few = len(files) <= FLUSH_EACH and not self.scratch
-            if few and entry is not None and isinstance(entry.content, Content):
-                with opened(name + _PART, os.O_RDONLY, staging) as file:
-                    os.fsync(file)
+        elif not self.scratch:
+            with ExitStack() as stack:
+                written = [
+                    _staged(path) + _PART
+                    for path, entry in zip(files, entries, strict=True)
+                    if entry is not None and isinstance(entry.content, Content)
+                ]
+                flush_each([stack.enter_context(opened(name, os.O_RDONLY, staging)) for name in written])
+        for name in map(_staged, files):
             os.rename(name + _PART, name, src_dir_fd=staging, dst_dir_fd=staging)
 
     def _own(self, path: bytes, file: int | bytes, fd: int | None = None) -> None:
@@ -546,9 +549,13 @@ class _Restore:
         if len(self.touched) > FLUSH_EACH:
             flush(self.folders.root)
             return
-        for path in self.touched:
-            with suppress(FileNotFoundError, NotADirectoryError):  # it went, too
-                os.fsync(self.folders.fd(path))
+        with ExitStack() as stack:
+            found = []
+            for path in self.touched:
+                with suppress(FileNotFoundError, NotADirectoryError):  # it went, too
+                    found.append(os.dup(self.folders.fd(path)))
+                    stack.callback(os.close, found[-1])
+            flush_each(found)
 
 
 def _is_directory(entry: Entry | None) -> bool:
