@@ -255,13 +255,14 @@ def restore(
     ``inherit`` names what it had open to others, and what stands there now. ``within`` is put before the command: it
     makes namespaces, in which CRIU then stays as the first process. Raises ``NotThawed``.
     """
-    script = _script(work, "told", _TOLD)
     resumed = work / "resumed"
     resumed.unlink(missing_ok=True)
     (work / "restore.log").unlink(missing_ok=True)
+    # A script is called again and again on the way, so only one that does not end when the process goes on has it.
+    telling = ["--action-script", str(_script(work, "told", _TOLD))] if within else ["--pidfile", str(resumed)]
     words = [
         *within, program, "restore", "--no-default-config", "--images-dir", str(images), "--work-dir", str(work),
-        "--log-file", "restore.log", "-v2", "--action-script", str(script), *options.words(),
+        "--log-file", "restore.log", "-v2", *telling, *options.words(),
         *([] if within else ["--restore-detached"]),
         *(word for name, fd in (inherit or {}).items() for word in ("--inherit-fd", f"fd[{fd}]:{name}")),
     ]  # fmt: skip

@@ -28,7 +28,7 @@ from holdfast.agent.policy import Policy
 from holdfast.agent.store import Store
 from holdfast.errors import NotAnImage, NotFrozen, NotThawed, UnknownAgent, UntrustedImage
 from holdfast.process import cooperation, criu, freeze, image, restore, thaw
-from holdfast.process.chunks import IMAGE_AVERAGE_BYTES
+from holdfast.process.chunks import IMAGE_AVERAGE_BYTES, Incoming
 from holdfast.process.image import DESCRIPTION, Description, Look
 from holdfast.process.scan import Scanner
 from holdfast.process.thaw import Thawed
@@ -36,7 +36,6 @@ from holdfast.process.trees import (
     PERMISSIONS,
     Content,
     Entry,
-    Incoming,
     Tree,
     content_digest,
     decode_entries,

@@ -21,14 +21,14 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from blake3 import blake3
 
 from holdfast.errors import BadOption, Damaged, StoreFailed
-from holdfast.process.chunks import content_of
+from holdfast.process.chunks import ahead, content_of
 from holdfast.process.folders import Folders, begin_flush, exchange, exists, flush, flush_each, opened, place, status
 from holdfast.process.scan import attributes
 from holdfast.process.trees import (
@@ -355,22 +355,23 @@ class _Restore:
         files = [path for path in self.placing if not _is_directory(self.differences[path].after)]
         entries = [self.differences[path].after for path in files]
         contents = [entry.content for entry in entries if entry is not None and isinstance(entry.content, Content)]
-        pieces = iter(read_chunks([name for content in contents for name in content.chunks]))
-        for path, entry in zip(files, entries, strict=True):
-            if entry is None:
-                continue
-            name = _staged(path)
-            if isinstance(entry.content, bytes):
-                os.symlink(entry.content, name + _PART, dir_fd=staging)
-                self._own(path, name + _PART, staging)
-            elif entry.content is not None:
-                with opened(name + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL, staging) as file:
-                    _write(file, path, entry.content, pieces, prove=not self.scratch)
-                    self._own(path, file)
-                    _adjust(file, entry)
-                    self._date(file, path, entry.content.size)
-                    if not self.scratch:
-                        begin_flush(file)
+        names = [name for content in contents for name in content.chunks]
+        with closing(ahead(read_chunks(names), len)) as pieces:
+            for path, entry in zip(files, entries, strict=True):
+                if entry is None:
+                    continue
+                name = _staged(path)
+                if isinstance(entry.content, bytes):
+                    os.symlink(entry.content, name + _PART, dir_fd=staging)
+                    self._own(path, name + _PART, staging)
+                elif entry.content is not None:
+                    with opened(name + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL, staging) as file:
+                        _write(file, path, entry.content, pieces, prove=not self.scratch)
+                        self._own(path, file)
+                        _adjust(file, entry)
+                        self._date(file, path, entry.content.size)
+                        if not self.scratch:
+                            begin_flush(file)
         if len(files) > FLUSH_EACH and not self.scratch:
             flush(staging)
         elif not self.scratch:
@@ -599,17 +600,12 @@ _ZEROS = bytes(BLOCK_BYTES)
 
 def _filled(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
     """The parts of a piece of a file that are no blocks of zeros. ``offset``: where it lies in the file."""
-    if _ZEROS not in data:
-        yield 0, len(data)
-        return
-    start, at = 0, -offset % BLOCK_BYTES
-    while at + BLOCK_BYTES <= len(data):
-        end = at + BLOCK_BYTES
-        if data[at:end] == _ZEROS:
+    start = 0
+    for at in range(-offset % BLOCK_BYTES, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        if data.startswith(_ZEROS, at):
             if at > start:
                 yield start, at
-            start = end
-        at = end
+            start = at + BLOCK_BYTES
     if start < len(data):
         yield start, len(data)
 

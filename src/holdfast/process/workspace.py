@@ -32,7 +32,7 @@ from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, HoldfastError, WorkspaceBlocked
 from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
-from holdfast.process.chunks import drain
+from holdfast.process.chunks import Incoming, drain
 from holdfast.process.folders import Folders, opened
 from holdfast.process.scan import Scan, Scanner
 from holdfast.process.trees import (
@@ -40,7 +40,6 @@ from holdfast.process.trees import (
     Content,
     Difference,
     Entry,
-    Incoming,
     Tree,
     decode_entries,
     differences,
