@@ -27,6 +27,12 @@ def test_every_way_to_end_is_told_and_nothing_of_the_program_changes(store_path,
     assert left == "0", "copies of the workspace are removed"
 
 
+def test_what_a_candidate_begins_ends_with_it_and_keeps_no_value_from_coming_back(tmp_path):
+    (tmp_path / "work").mkdir()
+    found = run("exploring_with_children", tmp_path / "work", environment={"TMPDIR": str(tmp_path)})
+    assert found == ["time ['text']", "late ended", "left ended"], "a fifo is no part of a workspace"
+
+
 @pytest.mark.parametrize("options", [{"at_once": 0}, {"limit_s": float("nan")}, {"memory_bytes": -1}])
 def test_limits_that_make_no_sense_are_refused(options):
     with pytest.raises(BadOption):
