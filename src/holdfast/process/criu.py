@@ -224,16 +224,16 @@ def dump(
                 except BaseException as error:  # noqa: BLE001 - raised below, when the process goes on again
                     failed = error
                 os.write(go, b"go\n" if failed is None else b"no\n")
-            code = _end(criu, deadline)
+            code = _wait(criu, deadline)
             if failed is not None:
                 raise failed
     finally:
         os.close(go)
         os.close(stopped)
     log = _log(work / "dump.log")
-    if code:
+    if code != 0:
         raise NotFrozen(
-            f"process {pid} could not be frozen: {because(log) if code > 0 else 'CRIU took too long'}; it goes on",
+            f"process {pid} could not be frozen: {'CRIU took too long' if code is None else because(log)}; it goes on",
             pid=pid, hint="docs/guide/freezing.md says what can be frozen.",
         )  # fmt: skip
     return Dumped(_frozen_s(work / "stats-dump"), log)
@@ -274,7 +274,7 @@ def restore(
         if within and resumed.exists() and resumed.stat().st_size:
             threading.Thread(target=criu.wait, name="holdfast-thawed", daemon=True).start()  # its end is taken note of
             return _seen_from_here(criu.pid, int(resumed.read_text()))
-        code = _wait(criu, 0.005 if within else deadline - time.monotonic())
+        code = _wait(criu, time.monotonic() + 0.005 if within else deadline)
     if code is None:
         _stop(criu)
     if code or not resumed.exists():
@@ -321,7 +321,7 @@ def _started(words: Sequence[str], *, said: Path, fds: Iterable[int] = (), own_s
 
 def _either(ready: int, process: _Running, deadline: float) -> bool:
     """Wait until something can be read, or the process has ended: whether it can be read."""
-    over = os.pidfd_open(process.pid)
+    over = os.pidfd_open(process.pid)  # ``Popen.wait`` looks only every now and then
     try:
         found, _, _ = select.select([ready, over], [], [], max(0.0, deadline - time.monotonic()))
     finally:
@@ -329,19 +329,11 @@ def _either(ready: int, process: _Running, deadline: float) -> bool:
     return ready in found
 
 
-def _end(process: _Running, deadline: float) -> int:
-    code = _wait(process, max(0.1, deadline - time.monotonic()))
-    if code is None:
-        _stop(process)
-        return -signal.SIGKILL
-    return code
-
-
-def _wait(process: _Running, wait_s: float) -> int | None:
-    """How it ended, at once when it does; None if it has not by then. ``Popen.wait`` looks only every now and then."""
+def _wait(process: _Running, deadline: float) -> int | None:
+    """How it ended, at once when it does; None if it has not by then."""
     over = os.pidfd_open(process.pid)
     try:
-        found, _, _ = select.select([over], [], [], max(0.0, wait_s))
+        found, _, _ = select.select([over], [], [], max(0.0, deadline - time.monotonic()))
     finally:
         os.close(over)
     return process.wait() if found else None

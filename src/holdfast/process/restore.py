@@ -34,7 +34,6 @@ from holdfast.process.scan import attributes
 from holdfast.process.trees import (
     NAME_MAX_BYTES,
     PERMISSIONS,
-    SCRATCH,
     STAGING,
     Content,
     Difference,
@@ -45,7 +44,8 @@ from holdfast.process.trees import (
     shown,
 )
 from holdfast.store.cipher import digest
-from holdfast.store.files import discard, fsync_directory, in_store, unavailable
+from holdfast.store.files import fsync_directory, in_store, unavailable
+from holdfast.store.files import scratch as new_folder
 
 ReadChunks = Callable[[Sequence[bytes]], Iterable[bytes]]
 """Gives the bytes of chunks, by their digests, in their order: few of them are in memory at once."""
@@ -127,28 +127,22 @@ def export(
     path = os.path.abspath(directory)
     if os.path.lexists(path):
         raise BadOption(f"{path} is there already; nothing was written", hint="Give a directory that is not there.")
-    above = os.path.dirname(path)
-    room = os.path.join(above, f"{SCRATCH}{uuid.uuid4().hex}")
+    above, name = os.path.split(path)
+    wanted = {path: Difference(None, entry) for path, entry in tree.items()}
     try:
         os.makedirs(above, exist_ok=True)
-        os.mkdir(room)
-        wanted = {path: Difference(None, entry) for path, entry in tree.items()}
-        done = _guarded(
-            room, lambda folders: _Restore(folders, wanted, leaving_links, scratch=scratch).run(read_chunks)
-        )
-        if not done.blocked:
-            with Folders(above) as folders:
-                place(
-                    folders.root, os.fsencode(os.path.basename(room)), folders.root, os.fsencode(os.path.basename(path))
-                )
-            if not scratch:
-                fsync_directory(Path(above))
+        with new_folder(Path(above), 0o777) as room:
+            done = _guarded(
+                room, lambda folders: _Restore(folders, wanted, leaving_links, scratch=scratch).run(read_chunks)
+            )
+            if not done.blocked:
+                with Folders(above) as folders:
+                    place(folders.root, os.fsencode(room.name), folders.root, os.fsencode(name))
+                if not scratch:
+                    fsync_directory(Path(above))
         return done
     except OSError as error:
         raise unavailable(error, f"cannot write files to {path}") from error
-    finally:
-        if os.path.lexists(room):
-            discard(Path(room))
 
 
 def _guarded(root: str | os.PathLike[str], act: Callable[[Folders], T]) -> T:

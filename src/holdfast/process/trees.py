@@ -191,6 +191,18 @@ def encode_entry(entry: Entry) -> bytes:
     return extension_of(wire.TUPLE, array_of(parts))
 
 
+def encode_changes(changed: Tree, gone: Iterable[bytes]) -> dict[bytes, bytes | None]:
+    """Entries that are new, by their keys, and those that are gone."""
+    found: dict[bytes, bytes | None] = {encode_path(path): encode_entry(changed[path]) for path in sorted(changed)}
+    found.update((encode_path(path), None) for path in gone)
+    return found
+
+
+def chunks_of(entries: Iterable[Entry]) -> set[bytes]:
+    """The names of all chunks of files."""
+    return {name for one in entries if isinstance(one.content, Content) for name in one.content.chunks}
+
+
 def decode_entries(items: Iterable[bytes]) -> dict[bytes, Entry]:
     """Entries by path, of pairs as a tree of the codec has them: a key, and behind it what stands there."""
     pairs = list(items)

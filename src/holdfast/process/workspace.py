@@ -41,9 +41,10 @@ from holdfast.process.trees import (
     Difference,
     Entry,
     Tree,
+    chunks_of,
     decode_entries,
     differences,
-    encode_entry,
+    encode_changes,
     encode_path,
     equal,
     same,
@@ -180,16 +181,7 @@ class Workspace:
     def _differing(self, found: Scan[None], made: list[NewPack], tree: Told | None) -> list[Looked]:
         if not found.changed and not found.gone and tree is not None:
             return []  # also where it is empty, the layer has to be there
-        items: dict[bytes, bytes | None] = {
-            encode_path(path): encode_entry(found.changed[path]) for path in sorted(found.changed)
-        }
-        items.update((encode_path(path), None) for path in found.gone)
-        named = {
-            name
-            for entry in found.changed.values()
-            if isinstance(entry.content, Content)
-            for name in entry.content.chunks
-        }
+        items, named = encode_changes(found.changed, found.gone), chunks_of(found.changed.values())
         return [Looked(FILES, items, tuple(made), frozenset(named), tree)]
 
     def _marks(self, marked: Mapping[bytes, str]) -> list[Looked]:
