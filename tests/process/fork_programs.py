@@ -5,12 +5,14 @@ What they print is what is looked at: it comes from whichever process is the pro
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -361,6 +363,12 @@ def exploring_with_children(folder: str) -> None:
         while alive(pid):
             time.sleep(0.01)
         say(what, "ended")
+
+
+def exploring_at_a_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from here on it is this program's own
+    (one,) = holdfast.explore([1], lambda _: sys.stdin.readline(), limit_s=30)
+    say(one.error.reason, one.error.error_type, sys.stdin.readline().strip())
 
 
 def alive(pid: int) -> bool:

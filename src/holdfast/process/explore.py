@@ -308,6 +308,8 @@ def _try(
         os.setpgid(0, 0)  # with all that it begins, so that all of that can be ended
         fork.take_signals()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the program hears it, and ends this one
+        for one in (signal.SIGTTIN, signal.SIGTTOU):  # it is not in the terminal's foreground: reading there fails
+            signal.signal(one, signal.SIG_IGN)
         gc.freeze()  # what was there is not looked at, so its pages stay shared
         if memory_bytes is not None:
             _limit(memory_bytes)
