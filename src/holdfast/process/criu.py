@@ -218,7 +218,7 @@ def dump(
     try:
         with _started(words, said=work / "said") as criu:
             failed: BaseException | None = None
-            if _either(stopped, criu, deadline):
+            if _either(criu, deadline, stopped):
                 try:
                     standing()
                 except BaseException as error:  # noqa: BLE001 - raised below, when the process goes on again
@@ -319,24 +319,20 @@ def _started(words: Sequence[str], *, said: Path, fds: Iterable[int] = (), own_s
         raise Unavailable(f"{words[0]} does not start: {error.strerror}", hint=HOW_TO_GET) from error
 
 
-def _either(ready: int, process: _Running, deadline: float) -> bool:
-    """Wait until something can be read, or the process has ended: whether it can be read."""
-    over = os.pidfd_open(process.pid)  # ``Popen.wait`` looks only every now and then
+def _either(process: _Running, deadline: float, *ready: int) -> bool:
+    """Wait until something can be read, or the process has ended, which ``Popen.wait`` sees late: whether it can be."""
+    over = os.pidfd_open(process.pid)
     try:
-        found, _, _ = select.select([ready, over], [], [], max(0.0, deadline - time.monotonic()))
+        found, _, _ = select.select([*ready, over], [], [], max(0.0, deadline - time.monotonic()))
     finally:
         os.close(over)
-    return ready in found
+    return any(one in found for one in ready)
 
 
 def _wait(process: _Running, deadline: float) -> int | None:
     """How it ended, at once when it does; None if it has not by then."""
-    over = os.pidfd_open(process.pid)
-    try:
-        found, _, _ = select.select([over], [], [], max(0.0, deadline - time.monotonic()))
-    finally:
-        os.close(over)
-    return process.wait() if found else None
+    _either(process, deadline)
+    return process.poll()
 
 
 def _stop(process: _Running) -> None:
