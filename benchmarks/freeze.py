@@ -107,23 +107,35 @@ def measure(folder: Path, program: str, size: int, rounds: int) -> dict[str, Any
     figures: dict[str, list[float]] = {name: [] for one in TARGETS for name in (one, f"bare {one}")}
     for number in range(rounds):
         images = folder / f"bare{number}"
-        pause, durable = bare_dump(program, one.pid, images)
-        figures["bare pause"].append(pause)
-        figures["bare durable"].append(durable)
-        os.sync()
         # A new store each time: otherwise all but the first image would be there already.
         with holdfast.open(folder / f"store{number}") as store:
-            frozen = store.freeze(one.pid, agent="bench")
-            figures["pause"].append(frozen.pause_s)
-            figures["durable"].append(frozen.seconds)
-            os.sync()
-            one.kill()
-            begun = time.perf_counter()
-            store.thaw("bench")
-            figures["thaw"].append(time.perf_counter() - begun)
-            os.sync()
-        one.kill()
-        figures["bare thaw"].append(bare_restore(program, images))
+
+            def ours(store: holdfast.Store = store) -> None:
+                frozen = store.freeze(one.pid, agent="bench")
+                figures["pause"].append(frozen.pause_s)
+                figures["durable"].append(frozen.seconds)
+
+            def bare(images: Path = images) -> None:
+                pause, durable = bare_dump(program, one.pid, images)
+                figures["bare pause"].append(pause)
+                figures["bare durable"].append(durable)
+
+            def back(store: holdfast.Store = store) -> None:
+                begun = time.perf_counter()
+                store.thaw("bench")
+                figures["thaw"].append(time.perf_counter() - begun)
+
+            def bare_back(images: Path = images) -> None:
+                figures["bare thaw"].append(bare_restore(program, images))
+
+            # Who comes second finds a disk that still has much to do, so they take turns in that.
+            for act in (ours, bare) if number % 2 else (bare, ours):
+                os.sync()
+                act()
+            for act in (back, bare_back) if number % 2 else (bare_back, back):
+                one.kill()
+                os.sync()
+                act()
         shutil.rmtree(images)
         shutil.rmtree(folder / f"store{number}")
     one.kill()
@@ -144,11 +156,12 @@ def bare_dump(program: str, pid: int, images: Path) -> tuple[float, float]:
     for file in [one for one in images.iterdir() if one.is_file()]:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
-        hashed_copy(file, kept / file.name)
+        hashed_copy(file, kept / file.name, cold=True)
     return criu._frozen_s(images / "stats-dump"), time.perf_counter() - begun  # noqa: SLF001
 
 
-def hashed_copy(source: Path, target: Path) -> None:
+def hashed_copy(source: Path, target: Path, *, cold: bool = False) -> None:
+    """``cold``: it is read from the disk later, as an image out of a store is, which does not stay in memory."""
     digest = blake3(max_threads=1)
     with source.open("rb") as reading, target.open("wb") as writing:
         while some := reading.read(2**20):
@@ -156,6 +169,8 @@ def hashed_copy(source: Path, target: Path) -> None:
             writing.write(some)
         writing.flush()
         os.fsync(writing.fileno())
+        if cold:
+            os.posix_fadvise(writing.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def bare_restore(program: str, images: Path) -> float:

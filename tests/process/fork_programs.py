@@ -5,12 +5,14 @@ What they print is what is looked at: it comes from whichever process is the pro
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -331,6 +333,49 @@ def exploring(path: str, folder: str) -> None:
     agent.checkpoint("after")
     say(list(agent.state["seen"]), [one.label for one in agent.log()], store.verify().ok, not copies.OWN)
     say(len(list(Path(folder).parent.glob("holdfast-explore-*"))))
+
+
+def exploring_with_children(folder: str) -> None:
+    """Candidates that begin processes of their own: one waits for it until it is late, one leaves it behind."""
+    os.mkfifo(Path(folder, "fifo"))
+    Path(folder, "text").write_text("as it was")
+    noted = Path(folder).parent
+
+    def attempt(what: str, place: Path) -> list[str]:
+        if what == "late":
+            child = subprocess.Popen(["sleep", "600"])
+            (noted / what).write_text(str(child.pid))
+            child.wait()
+        child_pid = os.fork()  # it has all that the copy has open
+        if child_pid == 0:
+            time.sleep(600)
+        (noted / what).write_text(str(child_pid))
+        return sorted(os.listdir(place))
+
+    (left,) = holdfast.explore(["left"], attempt, limit_s=120, workspace=folder)
+    limit_s = 0.5
+    while not (noted / "late").exists():  # on a busy machine it may be ended before it begins anything
+        (late,) = holdfast.explore(["late"], attempt, limit_s=limit_s, workspace=folder)
+        limit_s *= 2
+    say(late.error.reason, left.value)
+    for what in ("late", "left"):
+        pid = int((noted / what).read_text())
+        while alive(pid):
+            time.sleep(0.01)
+        say(what, "ended")
+
+
+def exploring_at_a_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from here on it is this program's own
+    (one,) = holdfast.explore([1], lambda _: sys.stdin.readline(), limit_s=30)
+    say(one.error.reason, one.error.error_type, sys.stdin.readline().strip())
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

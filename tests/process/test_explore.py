@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 
 import pytest
 
 import holdfast
 from holdfast.errors import BadOption
-from tests.process.test_point import run
+from tests.process.test_point import BASE, ROOT, run
 
 
 def test_every_way_to_end_is_told_and_nothing_of_the_program_changes(store_path, tmp_path):
@@ -25,6 +27,25 @@ def test_every_way_to_end_is_told_and_nothing_of_the_program_changes(store_path,
     assert best == "two True [0] as it was"
     assert after == "['before'] ['after', 'before'] True True"
     assert left == "0", "copies of the workspace are removed"
+
+
+def test_what_a_candidate_begins_ends_with_it_and_keeps_no_value_from_coming_back(tmp_path):
+    (tmp_path / "work").mkdir()
+    found = run("exploring_with_children", tmp_path / "work", environment={"TMPDIR": str(tmp_path)})
+    assert found == ["time ['text']", "late ended", "left ended"], "a fifo is no part of a workspace"
+
+
+def test_a_candidate_cannot_read_from_the_terminal_and_does_not_hang_there():
+    typed, terminal = os.openpty()
+    with subprocess.Popen(
+        [*BASE, "exploring_at_a_terminal"], cwd=ROOT, stdin=terminal, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as program:  # fmt: skip
+        os.write(typed, b"for the program\n")
+        said, _ = program.communicate(timeout=120)
+    os.close(typed)
+    os.close(terminal)
+    assert (program.returncode, said.split("\n")[0]) == (0, "raised OSError for the program")
 
 
 @pytest.mark.parametrize("options", [{"at_once": 0}, {"limit_s": float("nan")}, {"memory_bytes": -1}])

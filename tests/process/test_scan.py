@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -348,3 +350,54 @@ def test_a_tree_is_scanned_while_others_change_it(root):
     shelf = Shelf()
     assert shelf.plain(shelf.tree(root)) == look(root)
     assert all(isinstance(entry.content, (Content, type(None))) for entry in tree.values())
+
+
+# -- reading ahead ------------------------------------------------------------------------------------------------
+
+
+def helpers():
+    return [one.name for one in threading.enumerate() if one.name == "holdfast-ahead"]
+
+
+def numbered(count, ended):
+    """Pieces that say who made them; ``ended`` is told when no more are asked for."""
+    try:
+        for number in range(count):
+            yield number, threading.current_thread().name
+    finally:
+        ended.append(threading.current_thread().name)
+
+
+@pytest.mark.parametrize("count", [0, 1, 40, 5000])
+def test_what_another_thread_reads_ahead_comes_in_order_and_complete(count, monkeypatch):
+    monkeypatch.setattr(chunks, "AHEAD_FROM_BYTES", 10)
+    monkeypatch.setattr(chunks, "AHEAD_BYTES", 7)
+    ended = []
+    found = list(chunks.ahead(numbered(count, ended), lambda _: 1))
+    assert [number for number, _ in found] == list(range(count))
+    assert {name for _, name in found[10:]} <= {"holdfast-ahead"}
+    assert (len(ended), helpers()) == (1, [])
+
+
+def test_whoever_gives_up_leaves_no_thread_behind_that_reads_ahead(monkeypatch):
+    monkeypatch.setattr(chunks, "AHEAD_FROM_BYTES", 10)
+    monkeypatch.setattr(chunks, "AHEAD_BYTES", 1)
+    ended = []
+    with closing(chunks.ahead(numbered(1_000_000, ended), lambda _: 1)) as pieces:
+        for number, _ in pieces:
+            if number == 30:
+                break
+    assert (ended, helpers()) == (["holdfast-ahead"], [])
+
+
+def test_an_error_of_the_thread_that_reads_ahead_comes_after_all_that_it_has_read(monkeypatch):
+    monkeypatch.setattr(chunks, "AHEAD_FROM_BYTES", 10)
+
+    def broken():
+        yield from range(25)
+        raise OSError(errno.EIO, "broken")
+
+    found = []
+    with pytest.raises(OSError, match="broken"):
+        found.extend(iter(chunks.ahead(broken(), lambda _: 1)))
+    assert (found, helpers()) == (list(range(25)), [])

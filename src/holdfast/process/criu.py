@@ -218,22 +218,22 @@ def dump(
     try:
         with _started(words, said=work / "said") as criu:
             failed: BaseException | None = None
-            if _either(stopped, criu, deadline):
+            if _either(criu, deadline, stopped):
                 try:
                     standing()
                 except BaseException as error:  # noqa: BLE001 - raised below, when the process goes on again
                     failed = error
                 os.write(go, b"go\n" if failed is None else b"no\n")
-            code = _end(criu, deadline)
+            code = _wait(criu, deadline)
             if failed is not None:
                 raise failed
     finally:
         os.close(go)
         os.close(stopped)
     log = _log(work / "dump.log")
-    if code:
+    if code != 0:
         raise NotFrozen(
-            f"process {pid} could not be frozen: {because(log) if code > 0 else 'CRIU took too long'}; it goes on",
+            f"process {pid} could not be frozen: {'CRIU took too long' if code is None else because(log)}; it goes on",
             pid=pid, hint="docs/guide/freezing.md says what can be frozen.",
         )  # fmt: skip
     return Dumped(_frozen_s(work / "stats-dump"), log)
@@ -255,13 +255,14 @@ def restore(
     ``inherit`` names what it had open to others, and what stands there now. ``within`` is put before the command: it
     makes namespaces, in which CRIU then stays as the first process. Raises ``NotThawed``.
     """
-    script = _script(work, "told", _TOLD)
     resumed = work / "resumed"
     resumed.unlink(missing_ok=True)
     (work / "restore.log").unlink(missing_ok=True)
+    # A script is called again and again on the way, so only one that does not end when the process goes on has it.
+    telling = ["--action-script", str(_script(work, "told", _TOLD))] if within else ["--pidfile", str(resumed)]
     words = [
         *within, program, "restore", "--no-default-config", "--images-dir", str(images), "--work-dir", str(work),
-        "--log-file", "restore.log", "-v2", "--action-script", str(script), *options.words(),
+        "--log-file", "restore.log", "-v2", *telling, *options.words(),
         *([] if within else ["--restore-detached"]),
         *(word for name, fd in (inherit or {}).items() for word in ("--inherit-fd", f"fd[{fd}]:{name}")),
     ]  # fmt: skip
@@ -273,7 +274,7 @@ def restore(
         if within and resumed.exists() and resumed.stat().st_size:
             threading.Thread(target=criu.wait, name="holdfast-thawed", daemon=True).start()  # its end is taken note of
             return _seen_from_here(criu.pid, int(resumed.read_text()))
-        code = _wait(criu, 0.005 if within else deadline - time.monotonic())
+        code = _wait(criu, time.monotonic() + 0.005 if within else deadline)
     if code is None:
         _stop(criu)
     if code or not resumed.exists():
@@ -318,32 +319,20 @@ def _started(words: Sequence[str], *, said: Path, fds: Iterable[int] = (), own_s
         raise Unavailable(f"{words[0]} does not start: {error.strerror}", hint=HOW_TO_GET) from error
 
 
-def _either(ready: int, process: _Running, deadline: float) -> bool:
-    """Wait until something can be read, or the process has ended: whether it can be read."""
+def _either(process: _Running, deadline: float, *ready: int) -> bool:
+    """Wait until something can be read, or the process has ended, which ``Popen.wait`` sees late: whether it can be."""
     over = os.pidfd_open(process.pid)
     try:
-        found, _, _ = select.select([ready, over], [], [], max(0.0, deadline - time.monotonic()))
+        found, _, _ = select.select([*ready, over], [], [], max(0.0, deadline - time.monotonic()))
     finally:
         os.close(over)
-    return ready in found
+    return any(one in found for one in ready)
 
 
-def _end(process: _Running, deadline: float) -> int:
-    code = _wait(process, max(0.1, deadline - time.monotonic()))
-    if code is None:
-        _stop(process)
-        return -signal.SIGKILL
-    return code
-
-
-def _wait(process: _Running, wait_s: float) -> int | None:
-    """How it ended, at once when it does; None if it has not by then. ``Popen.wait`` looks only every now and then."""
-    over = os.pidfd_open(process.pid)
-    try:
-        found, _, _ = select.select([over], [], [], max(0.0, wait_s))
-    finally:
-        os.close(over)
-    return process.wait() if found else None
+def _wait(process: _Running, deadline: float) -> int | None:
+    """How it ended, at once when it does; None if it has not by then."""
+    _either(process, deadline)
+    return process.poll()
 
 
 def _stop(process: _Running) -> None:

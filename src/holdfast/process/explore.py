@@ -2,7 +2,8 @@
 
 Owns the copies, their limits, and the way of a value from one to the program. Must not know what they do. What always
 holds: a copy changes nothing of the program, and of the store nothing at all; values come back as the codec writes
-them, never as code; a copy that takes too long or too much is ended, and none outlives the call.
+them, never as code; a copy that takes too long or too much is ended, and none outlives the call, nor does anything
+that it began.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import resource
 import select
 import shutil
 import signal
+import stat
+import struct
 import sys
 import tempfile
 import time
@@ -29,6 +32,7 @@ from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, CandidateFailed, CorruptValue, ForkRefused, HoldfastError
 from holdfast.process import fork
+from holdfast.process.trees import STORE, is_store
 from holdfast.store import copies
 
 C = TypeVar("C")
@@ -48,6 +52,7 @@ GRACE_BYTES = 64 * 2**20
 
 _INSIDE = "inside `holdfast.explore`"
 _RAISED, _NO_VALUE, _OUT_OF_MEMORY = 3, 4, 5
+_SIZE = struct.Struct(">Q")  # comes before what a copy says: something that it began may hold the pipe open
 
 
 class Tried(Generic[C]):
@@ -147,7 +152,7 @@ def explore(
                 one = waiting.pop()
                 folder = room / str(one.number) if room is not None else None
                 if folder is not None and workspace is not None:
-                    shutil.copytree(workspace, folder, symlinks=True, ignore=_no_stores)
+                    shutil.copytree(workspace, folder, symlinks=True, ignore=_left_out)
                 running.append(_Copy(one, function, folder, limit_s, memory_bytes))
             for copy in _ended(running):
                 running.remove(copy)
@@ -163,9 +168,18 @@ def explore(
     return Explored(tried, key)
 
 
-def _no_stores(folder: str, names: list[str]) -> list[str]:
-    """Stores are no part of a workspace: what a copy of one would say of itself is not so."""
-    return [name for name in names if Path(folder, name, "store.db").exists()]
+def _left_out(folder: str, names: list[str]) -> list[str]:
+    """What is no part of a workspace: stores, of which a copy would say what is not so, and sockets, pipes, devices."""
+    found = []
+    for name in names:
+        path = Path(folder, name)
+        kind = stat.S_IFMT(path.lstat().st_mode)
+        if kind == stat.S_IFDIR:
+            if is_store({one for one in STORE if (path / one).exists()}):
+                found.append(name)
+        elif kind not in {stat.S_IFREG, stat.S_IFLNK}:
+            found.append(name)
+    return found
 
 
 def _check(count: int, at_once: int, limit_s: float, memory_bytes: int | None) -> None:
@@ -214,15 +228,18 @@ class _Copy:
             _try(tried, function, folder, memory_bytes, outer)
         os.close(outer)
         copies.OWN.add(self._pid)
+        with suppress(OSError):  # as the copy does itself: one of both is first
+            os.setpgid(self._pid, self._pid)
 
     def look(self, *, readable: bool) -> bool:
         """Whether it has ended: what came of it is known then."""
         if readable:
             part = os.read(self.pipe, 1 << 20)
             self._data += part
-            if part and len(self._data) <= VALUE_MAX_BYTES:
+            whole = len(self._data) >= _SIZE.size + _SIZE.unpack_from(self._data.ljust(_SIZE.size, b"\xff"))[0]
+            if part and not whole and len(self._data) <= VALUE_MAX_BYTES:
                 return False
-            self._settle(self.end(kill=bool(part)), late=False)
+            self._settle(self.end(kill=bool(part) and not whole), late=False)
             return True
         if time.monotonic() >= self.until:
             self.end()
@@ -231,10 +248,13 @@ class _Copy:
         return False
 
     def end(self, *, kill: bool = True) -> int:
+        """How it ended, by itself or by a kill; whatever it began ends with it."""
         os.close(self.pipe)
-        if kill:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+        if not kill:
+            with suppress(ChildProcessError):  # its number, and so its group's, stays taken until it is reaped
+                os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
         code = fork.reap(self._pid)
         copies.OWN.discard(self._pid)
         return code
@@ -247,11 +267,11 @@ class _Copy:
             return
         if code == 0:
             try:
-                tried.value = decode(bytes(self._data), REGISTRY)
+                tried.value = decode(bytes(self._data[_SIZE.size :]), REGISTRY)
             except CorruptValue as error:
                 tried.error = self._failed("died", f"said what is no value ({error})")
             return
-        kind, text = _said(bytes(self._data))
+        kind, text = _said(bytes(self._data[_SIZE.size :]))
         if code == _OUT_OF_MEMORY:
             allowed = f"{self._memory_bytes:,} bytes" if self._memory_bytes is not None else "the machine has"
             tried.error = self._failed("memory", f"needed more memory than {allowed}")
@@ -285,8 +305,11 @@ def _try(
     code, data = _RAISED, b""
     try:
         copies.INSIDE.append(_INSIDE)
+        os.setpgid(0, 0)  # with all that it begins, so that all of that can be ended
         fork.take_signals()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the program hears it, and ends this one
+        for one in (signal.SIGTTIN, signal.SIGTTOU):  # it is not in the terminal's foreground: reading there fails
+            signal.signal(one, signal.SIG_IGN)
         gc.freeze()  # what was there is not looked at, so its pages stay shared
         if memory_bytes is not None:
             _limit(memory_bytes)
@@ -305,7 +328,7 @@ def _try(
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     try:
-        view = memoryview(data)
+        view = memoryview(_SIZE.pack(len(data)) + data)
         while view:
             view = view[os.write(outer, view) :]
     except BaseException:  # noqa: BLE001 - nobody listens any more

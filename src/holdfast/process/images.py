@@ -1,7 +1,7 @@
 """Images in a store: freezing a process into a checkpoint, and bringing it back from one.
 
 Owns where images lie, which of them stay, whom they are believed from, and what a thaw does to the agents that the
-process was writing. How a process is saved and restored is the business of ``freeze`` and ``thaw``. What always
+process was writing. How a process is saved and restored is the business of ``image`` and ``thaw``. What always
 holds: an image is a layer of a checkpoint whose state is that of the same moment; it lies with an agent of its own,
 ``images/NAME``, so that it is kept, and leaves the store, by rules of its own; nothing of an image runs unless this
 machine made it, or somebody said that it is trusted, and every byte was proven.
@@ -27,8 +27,8 @@ from holdfast.agent.names import IMAGES, is_image
 from holdfast.agent.policy import Policy
 from holdfast.agent.store import Store
 from holdfast.errors import NotAnImage, NotFrozen, NotThawed, UnknownAgent, UntrustedImage
-from holdfast.process import cooperation, criu, freeze, image, restore, thaw
-from holdfast.process.chunks import IMAGE_AVERAGE_BYTES
+from holdfast.process import cooperation, criu, image, restore, thaw
+from holdfast.process.chunks import IMAGE_AVERAGE_BYTES, Incoming
 from holdfast.process.image import DESCRIPTION, Description, Look
 from holdfast.process.scan import Scanner
 from holdfast.process.thaw import Thawed
@@ -36,10 +36,11 @@ from holdfast.process.trees import (
     PERMISSIONS,
     Content,
     Entry,
-    Incoming,
     Tree,
+    chunks_of,
     content_digest,
     decode_entries,
+    encode_changes,
     encode_entry,
     encode_path,
 )
@@ -93,8 +94,8 @@ def freeze_process(
     target: int | str,
     *,
     agent: str | None = None,
-    tcp: freeze.Tcp = "close",
-    files: freeze.Files = "save",
+    tcp: image.Tcp = "close",
+    files: image.Files = "save",
     then: Literal["go on", "stop", "end"] = "go on",
     keep: int = KEEP,
     wait_s: float = cooperation.DEADLINE_S,
@@ -118,7 +119,7 @@ def freeze_process(
         # Of a connection that is kept, the other side must not see the end: so CRIU itself ends the process.
         ended = then == "end" and tcp == "keep"
         how: criu.Then = "run" if then == "go on" else "end" if ended else "stop"
-        taken = stack.enter_context(freeze.taken(pid, tcp=tcp, files=files, then=how, standing=standing))
+        taken = stack.enter_context(image.taken(pid, tcp=tcp, files=files, then=how, standing=standing))
         try:
             if standing is not None and then == "go on":
                 standing.go_on()
@@ -129,11 +130,11 @@ def freeze_process(
             if ended:
                 thaw.bring_back(taken.folder, taken.description)
             elif then != "go on":
-                freeze.go_on(pid)
+                image.go_on(pid)
             raise
         seconds = time.monotonic() - begun
         if then == "end":
-            freeze.end(pid, taken.description.began)
+            image.end(pid, taken.description.began)
         if keep:
             store.retain(Policy(last=keep), [name_of(name)])
     about = taken.description
@@ -170,23 +171,16 @@ def save(store: Store, name: str, folder: Path, description: Description) -> tup
         made = Incoming(handle._db)
         try:
             known = _tree(handle, handle.head) if handle.head is not None else {}
-            have = {
-                one for entry in known.values() if isinstance(entry.content, Content) for one in entry.content.chunks
-            }
-            scanner = Scanner(folder, rules=False, average=IMAGE_AVERAGE_BYTES)
-            found = scanner.scan({}, into=made, have=have.__contains__)
+            have = chunks_of(known.values()).__contains__
+            found = Scanner(folder, rules=False, average=IMAGE_AVERAGE_BYTES).scan({}, into=made, have=have)
             if found.marked or found.skipped:
                 raise NotFrozen(f"the image could not be read: {[*found.marked.items(), *found.skipped.items()][0]}")
             entries = found.changed
             entries[PROOF] = Entry(stat.S_IFLNK | PERMISSIONS, image.proof(_named(entries)).hex().encode())
-            items: dict[bytes, bytes | None] = {encode_path(path): encode_entry(one) for path, one in entries.items()}
             before = handle._document.apart(IMAGE)
-            if before is not None:
-                there = decode_entries(before.all(handle._document.told.fetch))
-                items.update((encode_path(path), None) for path in there if path not in entries)
-            chunks = {
-                one for entry in entries.values() if isinstance(entry.content, Content) for one in entry.content.chunks
-            }
+            there = decode_entries(before.all(handle._document.told.fetch)) if before is not None else {}
+            items = encode_changes(entries, there.keys() - entries.keys())
+            chunks = chunks_of(entries.values())
             _stand_beside(store, handle, description)
             mine, made.packs = made.packs, []  # from here on the writer sees to what becomes of them
             checkpoint = handle._make(

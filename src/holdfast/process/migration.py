@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import holdfast.agent.store as stores
 from holdfast.agent.store import Store
 from holdfast.errors import BadOption, NotFrozen, NotThawed
-from holdfast.process import cooperation, criu, freeze
+from holdfast.process import cooperation, criu, image
 from holdfast.process.image import began, boot
 from holdfast.process.images import Frozen, freeze_process, name_of
 
@@ -71,9 +71,9 @@ def migrate_process(
         pushed = 0 if same else store.push(dest, [name_of(frozen.agent)], images=True).bytes
         pid = _thawed_there(dest.place, frozen, through)
     except BaseException:
-        freeze.go_on(frozen.pid)
+        image.go_on(frozen.pid)
         raise
-    freeze.end(frozen.pid, frozen.began)
+    image.end(frozen.pid, frozen.began)
     return Migrated(frozen, pid, pushed, time.monotonic() - stopped)
 
 

@@ -21,20 +21,19 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from blake3 import blake3
 
 from holdfast.errors import BadOption, Damaged, StoreFailed
-from holdfast.process.chunks import content_of
-from holdfast.process.folders import Folders, begin_flush, exchange, exists, flush, opened, place, status
+from holdfast.process.chunks import ahead, content_of
+from holdfast.process.folders import Folders, begin_flush, exchange, exists, flush, flush_each, opened, place, status
 from holdfast.process.scan import attributes
 from holdfast.process.trees import (
     NAME_MAX_BYTES,
     PERMISSIONS,
-    SCRATCH,
     STAGING,
     Content,
     Difference,
@@ -45,7 +44,8 @@ from holdfast.process.trees import (
     shown,
 )
 from holdfast.store.cipher import digest
-from holdfast.store.files import discard, fsync_directory, in_store, unavailable
+from holdfast.store.files import fsync_directory, in_store, unavailable
+from holdfast.store.files import scratch as new_folder
 
 ReadChunks = Callable[[Sequence[bytes]], Iterable[bytes]]
 """Gives the bytes of chunks, by their digests, in their order: few of them are in memory at once."""
@@ -127,28 +127,22 @@ def export(
     path = os.path.abspath(directory)
     if os.path.lexists(path):
         raise BadOption(f"{path} is there already; nothing was written", hint="Give a directory that is not there.")
-    above = os.path.dirname(path)
-    room = os.path.join(above, f"{SCRATCH}{uuid.uuid4().hex}")
+    above, name = os.path.split(path)
+    wanted = {path: Difference(None, entry) for path, entry in tree.items()}
     try:
         os.makedirs(above, exist_ok=True)
-        os.mkdir(room)
-        wanted = {path: Difference(None, entry) for path, entry in tree.items()}
-        done = _guarded(
-            room, lambda folders: _Restore(folders, wanted, leaving_links, scratch=scratch).run(read_chunks)
-        )
-        if not done.blocked:
-            with Folders(above) as folders:
-                place(
-                    folders.root, os.fsencode(os.path.basename(room)), folders.root, os.fsencode(os.path.basename(path))
-                )
-            if not scratch:
-                fsync_directory(Path(above))
+        with new_folder(Path(above), 0o777) as room:
+            done = _guarded(
+                room, lambda folders: _Restore(folders, wanted, leaving_links, scratch=scratch).run(read_chunks)
+            )
+            if not done.blocked:
+                with Folders(above) as folders:
+                    place(folders.root, os.fsencode(room.name), folders.root, os.fsencode(name))
+                if not scratch:
+                    fsync_directory(Path(above))
         return done
     except OSError as error:
         raise unavailable(error, f"cannot write files to {path}") from error
-    finally:
-        if os.path.lexists(room):
-            discard(Path(room))
 
 
 def _guarded(root: str | os.PathLike[str], act: Callable[[Folders], T]) -> T:
@@ -355,30 +349,34 @@ class _Restore:
         files = [path for path in self.placing if not _is_directory(self.differences[path].after)]
         entries = [self.differences[path].after for path in files]
         contents = [entry.content for entry in entries if entry is not None and isinstance(entry.content, Content)]
-        pieces = iter(read_chunks([name for content in contents for name in content.chunks]))
-        for path, entry in zip(files, entries, strict=True):
-            if entry is None:
-                continue
-            name = _staged(path)
-            if isinstance(entry.content, bytes):
-                os.symlink(entry.content, name + _PART, dir_fd=staging)
-                self._own(path, name + _PART, staging)
-            elif entry.content is not None:
-                with opened(name + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL, staging) as file:
-                    _write(file, path, entry.content, pieces, prove=not self.scratch)
-                    self._own(path, file)
-                    _adjust(file, entry)
-                    self._date(file, path, entry.content.size)
-                    if not self.scratch:
-                        begin_flush(file)
+        names = [name for content in contents for name in content.chunks]
+        with closing(ahead(read_chunks(names), len)) as pieces:
+            for path, entry in zip(files, entries, strict=True):
+                if entry is None:
+                    continue
+                name = _staged(path)
+                if isinstance(entry.content, bytes):
+                    os.symlink(entry.content, name + _PART, dir_fd=staging)
+                    self._own(path, name + _PART, staging)
+                elif entry.content is not None:
+                    with opened(name + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL, staging) as file:
+                        _write(file, path, entry.content, pieces, prove=not self.scratch)
+                        self._own(path, file)
+                        _adjust(file, entry)
+                        self._date(file, path, entry.content.size)
+                        if not self.scratch:
+                            begin_flush(file)
         if len(files) > FLUSH_EACH and not self.scratch:
             flush(staging)
-        for path, entry in zip(files, entries, strict=True):
-            name = _staged(path)
-            few = len(files) <= FLUSH_EACH and not self.scratch
-            if few and entry is not None and isinstance(entry.content, Content):
-                with opened(name + _PART, os.O_RDONLY, staging) as file:
-                    os.fsync(file)
+        elif not self.scratch:
+            with ExitStack() as stack:
+                written = [
+                    _staged(path) + _PART
+                    for path, entry in zip(files, entries, strict=True)
+                    if entry is not None and isinstance(entry.content, Content)
+                ]
+                flush_each([stack.enter_context(opened(name, os.O_RDONLY, staging)) for name in written])
+        for name in map(_staged, files):
             os.rename(name + _PART, name, src_dir_fd=staging, dst_dir_fd=staging)
 
     def _own(self, path: bytes, file: int | bytes, fd: int | None = None) -> None:
@@ -546,9 +544,13 @@ class _Restore:
         if len(self.touched) > FLUSH_EACH:
             flush(self.folders.root)
             return
-        for path in self.touched:
-            with suppress(FileNotFoundError, NotADirectoryError):  # it went, too
-                os.fsync(self.folders.fd(path))
+        with ExitStack() as stack:
+            found = []
+            for path in self.touched:
+                with suppress(FileNotFoundError, NotADirectoryError):  # it went, too
+                    found.append(os.dup(self.folders.fd(path)))
+                    stack.callback(os.close, found[-1])
+            flush_each(found)
 
 
 def _is_directory(entry: Entry | None) -> bool:
@@ -592,17 +594,12 @@ _ZEROS = bytes(BLOCK_BYTES)
 
 def _filled(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
     """The parts of a piece of a file that are no blocks of zeros. ``offset``: where it lies in the file."""
-    if _ZEROS not in data:
-        yield 0, len(data)
-        return
-    start, at = 0, -offset % BLOCK_BYTES
-    while at + BLOCK_BYTES <= len(data):
-        end = at + BLOCK_BYTES
-        if data[at:end] == _ZEROS:
+    start = 0
+    for at in range(-offset % BLOCK_BYTES, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        if data.startswith(_ZEROS, at):
             if at > start:
                 yield start, at
-            start = end
-        at = end
+            start = at + BLOCK_BYTES
     if start < len(data):
         yield start, len(data)
 

@@ -293,7 +293,7 @@ class _Pass:
                 return None
         except OSError:
             return None
-        if not all(map(operator.is_, map(self.known.get, paths), entries)):
+        if list(map(self.known.get, paths)) != entries:
             return None
         self.places[place] = last
         self.same.append(paths)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.codec import wire
 from holdfast.codec.types import Registry
@@ -24,11 +23,6 @@ from holdfast.codec.wire import array_of, extension_of
 from holdfast.errors import CorruptValue, Damaged
 from holdfast.store.cipher import Buffer, digest
 from holdfast.store.objects import MARK as PACKS_MARK
-
-if TYPE_CHECKING:
-    from holdfast.process.chunks import Piece
-    from holdfast.store.changes import NewPack
-    from holdfast.store.database import Database
 
 NAME_MAX_BYTES = 255
 """What Linux file systems take as one name."""
@@ -182,9 +176,6 @@ def leaves(path: bytes, target: bytes) -> bool:
 _NO_TYPES = Registry()
 _DIGEST_BYTES = 32
 
-BATCH_BYTES = 4 * 2**20
-"""So much waits until it is asked, for all of it at once, what the store has already."""
-
 
 def encode_path(path: bytes) -> bytes:
     """The key under which an entry stands."""
@@ -201,6 +192,18 @@ def encode_entry(entry: Entry) -> bytes:
         data = encode(content)
     parts = [encode(entry.mode), data] + ([encode(entry.extra)] if entry.extra else [])
     return extension_of(wire.TUPLE, array_of(parts))
+
+
+def encode_changes(changed: Tree, gone: Iterable[bytes]) -> dict[bytes, bytes | None]:
+    """Entries that are new, by their keys, and those that are gone."""
+    found: dict[bytes, bytes | None] = {encode_path(path): encode_entry(changed[path]) for path in sorted(changed)}
+    found.update((encode_path(path), None) for path in gone)
+    return found
+
+
+def chunks_of(entries: Iterable[Entry]) -> set[bytes]:
+    """The names of all chunks of files."""
+    return {name for one in entries if isinstance(one.content, Content) for name in one.content.chunks}
 
 
 def decode_entries(items: Iterable[bytes]) -> dict[bytes, Entry]:
@@ -239,42 +242,3 @@ def _are_attributes(extra: Any) -> bool:
     return type(extra) is tuple and all(
         type(one) is tuple and len(one) == 2 and type(one[0]) is type(one[1]) is bytes for one in extra
     )
-
-
-class Incoming:
-    """New chunks of a scan on their way into a pack of the store: durable then, and nothing names it yet."""
-
-    def __init__(self, db: Database) -> None:
-        self.packs: list[NewPack] = []
-        self.bytes = 0
-        self._db = db
-
-    def __call__(self, pieces: Iterator[Piece]) -> None:
-        absent = self._absent(pieces)
-        for first in absent:
-            self._db.engine.check_place()
-            self.packs.append(self._db.packs.write(chain([first], absent), proven=True))
-
-    def _absent(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Those that the store lacks."""
-        batch: dict[bytes, bytes] = {}
-        size = 0
-        for name, data in pieces:
-            batch[name] = data
-            size += len(data)
-            if size >= BATCH_BYTES:
-                yield from self._new(batch)
-                batch, size = {}, 0
-        yield from self._new(batch)
-
-    def _new(self, batch: dict[bytes, bytes]) -> Iterator[Piece]:
-        there = self._db.view.has_chunks(batch) if batch else ()
-        for name, data in batch.items():
-            if name not in there:
-                self.bytes += len(data)
-                yield name, data
-
-    def discard(self) -> None:
-        """Nothing comes of it."""
-        for pack in self.packs:
-            self._db.packs.discard(pack.uuid)

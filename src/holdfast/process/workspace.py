@@ -32,7 +32,7 @@ from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, HoldfastError, WorkspaceBlocked
 from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
-from holdfast.process.chunks import drain
+from holdfast.process.chunks import Incoming, drain
 from holdfast.process.folders import Folders, opened
 from holdfast.process.scan import Scan, Scanner
 from holdfast.process.trees import (
@@ -40,11 +40,11 @@ from holdfast.process.trees import (
     Content,
     Difference,
     Entry,
-    Incoming,
     Tree,
+    chunks_of,
     decode_entries,
     differences,
-    encode_entry,
+    encode_changes,
     encode_path,
     equal,
     same,
@@ -181,16 +181,7 @@ class Workspace:
     def _differing(self, found: Scan[None], made: list[NewPack], tree: Told | None) -> list[Looked]:
         if not found.changed and not found.gone and tree is not None:
             return []  # also where it is empty, the layer has to be there
-        items: dict[bytes, bytes | None] = {
-            encode_path(path): encode_entry(found.changed[path]) for path in sorted(found.changed)
-        }
-        items.update((encode_path(path), None) for path in found.gone)
-        named = {
-            name
-            for entry in found.changed.values()
-            if isinstance(entry.content, Content)
-            for name in entry.content.chunks
-        }
+        items, named = encode_changes(found.changed, found.gone), chunks_of(found.changed.values())
         return [Looked(FILES, items, tuple(made), frozenset(named), tree)]
 
     def _marks(self, marked: Mapping[bytes, str]) -> list[Looked]:
