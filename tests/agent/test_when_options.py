@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import holdfast
 from holdfast.agent.when import SPAN_MAX_S, When
 from holdfast.errors import BadOption
 
@@ -146,3 +147,11 @@ def test_a_mistake_in_a_file_is_named_with_file_key_and_what_is_allowed(table, w
     with pytest.raises(BadOption) as caught:
         When.from_table(table, "holdfast.toml, [when]")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["30s", {"every_s": 30}, True, False, 30])
+def test_what_is_no_policy_is_refused_before_an_agent_is_made(store_path, given):
+    with holdfast.open(store_path) as store:
+        with pytest.raises(BadOption, match=r"holdfast\.When\(every_s=30\)"):
+            store.agent("a", when=given)
+        assert store.agents() == []

@@ -250,6 +250,8 @@ class Store:
         """The agent of that name, its last state already there."""
         self._check_open()
         check_name(name, "an agent")
+        if when is not None and not isinstance(when, When):
+            raise BadOption(f"when={when!r}", hint="Use holdfast.When(every_s=30), or None: only when you say so.")
         readonly = readonly or self._readonly
         with self._lock:
             view = self._db.view
