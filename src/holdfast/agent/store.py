@@ -433,7 +433,7 @@ class Store:
     def writers(self) -> list[dict[str, Any]]:
         """Who writes which branch now: ``agent``, ``branch``, ``pid``, ``host``, ``program``, and ``since`` (in us)."""
         self._check_open()
-        return self._db.leases.holders()
+        return [one for one in self._db.leases.holders() if "agent" in one]
 
     @contextmanager
     def acting_as(self, who: str) -> Iterator[None]:
@@ -883,6 +883,11 @@ class Store:
     def encrypted(self) -> bool:
         """Whether everything in it is encrypted and signed."""
         return self._db.encrypted
+
+    @property
+    def inert(self) -> bool:
+        """Whether it gives values of the program's types as records, without these types."""
+        return bool(self._inert)
 
     @property
     def closed(self) -> bool:

@@ -29,7 +29,7 @@ from holdfast.run.line import Line
 from holdfast.run.opened import REFUSING, is_over
 from holdfast.run.past import OPEN, ROLLED_BACK, TRACE, Call, Past, RunPast
 from holdfast.run.queues import ahead
-from holdfast.run.records import STOP, Decision, Done, End, LetGo, RolledBack, Saved, Value, decode_record
+from holdfast.run.records import STOP, Decision, Done, End, LetGo, Note, RolledBack, Saved, Value, decode_record
 from holdfast.run.scope import effect_of, now_us
 from holdfast.run.waiting import Signal, due, open_waits
 from holdfast.store import catalog, rows
@@ -87,12 +87,22 @@ class RunInfo:
     _result: Callable[[], Any] = field(repr=False, compare=False)
     _trace: Callable[[], str] = field(repr=False, compare=False)
     _ahead: Callable[[], int] = field(repr=False, compare=False)
+    _left: Callable[[], bool] = field(repr=False, compare=False)
     _last: bool = field(repr=False, compare=False)  # no other run of its branch was begun since
 
     @property
     def trace(self) -> str:
         """Where it was observed last, as a ``traceparent``; empty when nobody did."""
         return self._trace()
+
+    @property
+    def left(self) -> bool:
+        """Whether the next worker that has its function goes on with it by itself, as soon as it can go on.
+
+        Not with one that came with a branch or from elsewhere, nor with one that needs attention: ``store.resume``
+        leaves such a run to a worker.
+        """
+        return self.status not in OVER and self._left()
 
     @property
     def ahead(self) -> int | None:
@@ -392,6 +402,9 @@ def info_of(
         partition=begin.part,
         priority=begin.priority,
         _ahead=lambda: sum(ahead(view._store._db.view, row) for row in view.opened() if row.run == opened.key(run.id)),
+        _left=lambda: any(
+            (row.run, row.signal) == (opened.key(run.id), b"") and row.due <= opened.NEVER for row in view.opened()
+        ),
         let_go=isinstance(begin.args, LetGo) or isinstance(end.value if end is not None else None, LetGo),
         _args=lambda: arguments_of(run, view.line, view.registry, inert=view.inert),
         _result=lambda: result_of_run(run, view.line, view.registry, inert=view.inert),
@@ -575,6 +588,9 @@ def decided(view: View) -> list[dict[str, Any]]:
         elif isinstance(record, End) and record.how == "cancelled":
             why = record.fault[2] if record.fault is not None else ""
             found.append({**about, "what": "cancelled", "why": why, "by": record.by})
+        elif isinstance(record, Note) and record.what == "resume" and record.value is not None:
+            was = WORDS.get(record.name, record.name) or "interrupted"
+            found.append({**about, "what": "resumed", "was": was, "by": str(view.read(record.value))})
     return found
 
 

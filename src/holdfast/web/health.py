@@ -112,6 +112,9 @@ def _working(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
     urgent = runs.get("needs attention", 0) + runs.get("interrupted", 0)
     where = "/?status=needs+attention" if runs.get("needs attention") else "/?status=interrupted" if urgent else ""
     yield Fact("Open runs", waits, "warning" if urgent else "ok", to=where)
+    workers = store.workers()
+    if workers:
+        yield Fact("Workers", count(len(workers), "worker"), detail=", ".join(sorted(map(_whose, workers[:5]))))
     if runs.get("due"):
         hint = "They go on when a worker comes."
         yield Fact("Due", count(runs["due"], "run"), "note", hint, "holdfast worker PROGRAM")
@@ -122,6 +125,10 @@ def _working(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
     if overdue:
         hint = f"{overdue[0].function}: no worker has begun it in time."
         yield Fact("Schedules", count(len(overdue), "overdue", "overdue"), "warning", hint, "holdfast worker PROGRAM")
+
+
+def _whose(worker: dict[str, Any]) -> str:
+    return f"process {worker.get('pid')} on {worker.get('host')}"
 
 
 def _places(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
