@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import random
 import shutil
 import tempfile
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -508,6 +511,68 @@ def test_a_dump_is_read_by_its_name_in_the_folder_alone(looked, made):
     for name in ("../store.db", "/etc/passwd", str(file), "", "."):
         with pytest.raises((NotInDump, BadOption)):
             ask(dumps.dump, looked, file=name)
+
+
+def test_threads_and_tasks_of_a_dump_are_opened_one_by_one(tmp_path):
+    held = threading.Event()
+
+    def sleeper(cargo):
+        held.wait()
+
+    async def porter(bags):
+        await asyncio.sleep(60)
+
+    async def waits_for(other):
+        await other
+
+    async def crash_here(folder):
+        first = asyncio.create_task(porter(["red", {"inner": list(range(1_000))}]), name="porter")
+        second = asyncio.create_task(waits_for(first), name="guest")
+        await asyncio.sleep(0.01)
+        logging.getLogger("trip").warning("the bus is late")
+        crash.capture(to=folder)
+        first.cancel()
+        second.cancel()
+
+    with holdfast.open(tmp_path / "store") as store:
+        thread = threading.Thread(target=sleeper, args=({"apples": 3},), name="sleeper")
+        thread.start()
+        try:
+            asyncio.run(crash_here(tmp_path / "store" / "dumps"))
+        finally:
+            held.set()
+            thread.join()
+        (file,) = crash.dumps(tmp_path / "store" / "dumps")
+        told = ask(dumps.dump, store, file=file.name)
+        by_name = {one["name"]: one for one in told["stacks"]}
+        assert {"sleeper", "porter", "guest"} <= by_name.keys()
+        assert "for porter" in by_name["guest"]["note"]
+        assert told["stack"] is told["object"] is None
+
+        def values(name):
+            opened = ask(dumps.dump, store, file=file.name, stack=by_name[name]["stack"])["stack"]
+            return {one[0]: one for frame in opened["frames"] for one in frame["locals"]}
+
+        assert values("sleeper")["cargo"][1] == "{'apples': 3}"
+        inside = ask(dumps.dump, store, file=file.name, object=values("porter")["bags"][2])["object"]
+        assert (inside["type"], [one[0] for one in inside["locals"]]) == ("list", ["[0]", "[1]"])
+        (way,) = ask(dumps.dump, store, file=file.name, object=inside["locals"][1][2])["object"]["locals"]
+        long = ask(dumps.dump, store, file=file.name, object=way[2])["object"]
+        assert len(long["locals"]) + long["more_locals"] == 1_000
+        for wrong in ({"stack": "thread:999"}, {"stack": "x"}):
+            with pytest.raises(NotInDump):
+                ask(dumps.dump, store, file=file.name, **wrong)
+        assert ask(dumps.dump, store, file=file.name, object=2**50)["object"]["reason"]
+        hostile = bytearray(file.read_bytes())
+        dice = random.Random(7)
+        for _ in range(20):
+            at = dice.randrange(len(hostile))
+            hostile[at] ^= 1 << dice.randrange(8)
+            file.write_bytes(hostile)
+            with suppress(HoldfastError):
+                listed = ask(dumps.dump, store, file=file.name)["stacks"]
+                for one in listed[:3]:
+                    ask(dumps.dump, store, file=file.name, stack=one["stack"], object=dice.randrange(500))
 
 
 # -- why --------------------------------------------------------------------------------------------------------------
