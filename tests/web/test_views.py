@@ -389,6 +389,41 @@ def test_a_run_of_many_large_calls_is_paged(tmp_path, monkeypatch):
         assert len(json.dumps(export.collected(store, "a"))) < 300_000
 
 
+def test_every_attempt_of_a_call_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(holdfast.run.resilience.CLOCK, "sleep", lambda _: None)
+    tries = []
+
+    @holdfast.tool(name="attempts.pay", retries=3, probe=lambda _effect: holdfast.Absent())
+    def pay():
+        tries.append(1)
+        if len(tries) == 1:
+            raise holdfast.FailedBeforeEffect("no connection")
+        if len(tries) == 2:
+            raise TimeoutError("no answer")
+        return "paid"
+
+    @holdfast.tool(name="attempts.once")
+    def once():
+        return 1
+
+    @holdfast.durable(name="attempts.both")
+    def both(agent):
+        once()
+        return pay()
+
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            assert agent.run(both.options(id="7")) == "paid"
+        first, second = ask(runs.run, store, agent="a", id="7")["effects"]
+        assert (first["attempts"], second["attempt"]) == ([], 3)
+        assert [(one["number"], one["how"]) for one in second["attempts"]] == [
+            (1, "not done"), (2, "not done"), (3, "done"),
+        ]  # fmt: skip
+        assert second["attempts"][1]["why"] == "the probe found nothing"
+        times = [time for one in second["attempts"] for time in (one["at"], one["ended"])]
+        assert times == sorted(times)
+
+
 def test_a_doubt_is_decided_with_a_reason_and_a_name(changed):
     (doubt,) = ask(runs.runs, changed, agent="trip-7")["in_doubt"]
     fields = {

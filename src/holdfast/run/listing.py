@@ -24,7 +24,7 @@ from holdfast.run import records as rec
 from holdfast.run.arguments import Passed, fetch, fill
 from holdfast.run.cancelling import asked_by
 from holdfast.run.durables import DURABLES, arguments_of, call_of, result_of_run
-from holdfast.run.effects import SAVED, SPAWN, Effect, Standing
+from holdfast.run.effects import SAVED, SPAWN, Attempt, Effect, Standing
 from holdfast.run.line import Line
 from holdfast.run.opened import REFUSING, is_over
 from holdfast.run.past import OPEN, ROLLED_BACK, TRACE, Call, Past, RunPast
@@ -506,7 +506,7 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
 
     What a rollback left behind is among them, and so is what undid it: it has happened.
     """
-    calls, undone, left = _calls(view)
+    calls, undone, left, attempts = _calls(view)
     found = []
     for call in calls:
         if call.number > after and (run is None or call.run == run):
@@ -516,6 +516,7 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
             elif call.number in left and call.read:
                 effect.status = ROLLED_BACK
             effect.agent, effect.branch = view.name, view.branch_name
+            effect.attempts = tuple(attempts.get(effect.key, ()))
             if call.holes:
                 effect._whole = partial(whole_args, view, call, effect)
             found.append(effect)
@@ -534,7 +535,7 @@ def whole_args(view: View, call: Call, effect: Effect) -> dict[str, Any]:
 
 def find_call(view: View, effect: Effect | str) -> Call:
     """The call that an effect, or the beginning of its key, names."""
-    calls, _, _ = _calls(view)
+    calls, *_ = _calls(view)
     if isinstance(effect, Effect) and not effect.key:  # a read
         found = [call for call in calls if (call.number, call.path) == (effect.number, effect.path)]
     else:
@@ -551,8 +552,11 @@ def find_call(view: View, effect: Effect | str) -> Call:
     return found[0]
 
 
-def _calls(view: View) -> tuple[list[Call], set[str], set[int]]:
-    """Every call of a line, oldest first, the keys of those that were undone, the numbers of those left behind."""
+def _calls(view: View) -> tuple[list[Call], set[str], set[int], dict[str, list[Attempt]]]:
+    """Every call of a line, oldest first, the keys of those that were undone, the numbers of those left behind.
+
+    And by their keys, each time that they were made.
+    """
     standing = Standing(view.line.records())
     past = Past(standing.records)
     calls = [*past.calls(), *_streaming(past)]
@@ -561,7 +565,8 @@ def _calls(view: View) -> tuple[list[Call], set[str], set[int]]:
     known |= {one.key for one in standing.effects}
     calls += [call for call in past.voided if call.intent is None or call.intent.key not in known]
     undone = {one.key for one in standing.effects if one.undone}
-    return sorted(calls, key=lambda call: call.number), undone, {call.number for call in past.voided}
+    behind = {call.number for call in past.voided}
+    return sorted(calls, key=lambda call: call.number), undone, behind, standing.attempts()
 
 
 def _streaming(past: Past) -> list[Call]:

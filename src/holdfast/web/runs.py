@@ -27,6 +27,7 @@ CALLS = 60
 RECENT = 50
 SIGNALS = 50
 WORKERS = 50
+ATTEMPTS = 20
 EVENTS = 200
 
 
@@ -78,7 +79,8 @@ def run(store: Store, asked: Asked) -> dict[str, Any]:
             for one in store.workers()[:WORKERS]
         ],
         "effects": [
-            effect_json(one, write=cut if one.number == wanted else _short) for one in calls[first : first + CALLS]
+            {**effect_json(one, write=cut if one.number == wanted else _short), "attempts": _attempts(one)}
+            for one in calls[first : first + CALLS]
         ],
         "total": len(calls),
         "page": page,
@@ -117,6 +119,15 @@ def cut(value: Any) -> Any:
 def _short(value: Any) -> Any:
     """A value as it stands in a list."""
     return brief(value, 120, 6, 20)
+
+
+def _attempts(effect: Effect) -> list[dict[str, Any]]:
+    """Each time that a call was made, the newest ones; nothing where it was made once."""
+    return [
+        {"number": one.number, "at": one.at.isoformat(), "ended": one.ended.isoformat() if one.ended else None,
+         "how": one.how, "why": one.why[:400]}
+        for one in effect.attempts[-ATTEMPTS:] if len(effect.attempts) > 1
+    ]  # fmt: skip
 
 
 def _evidence(effect: Effect) -> dict[str, Any]:
