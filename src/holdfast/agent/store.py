@@ -391,24 +391,31 @@ class Store:
         *,
         limit: int | None = None,
         offset: int = 0,
-        sort: Literal["updated", "name"] = "updated",
+        sort: Literal["updated", "oldest", "name", "checkpoints"] = "updated",
     ) -> Page[AgentInfo]:
-        """Agents, the most recently changed first, or by name: all, the one of a name, or those like ``trip-*``.
+        """Agents, the most recently changed first: all, the one of a name, or those like ``trip-*``.
 
+        ``sort``: or that one last, by name, or by the length of the longest line, the longest first.
         ``limit``: at most so many, after the first ``offset``; the list's ``more`` says how many follow.
         """
-        if sort not in {"updated", "name"}:
-            raise BadOption(f"sort {sort!r}", hint="Use updated or name.")
+        if sort not in {"updated", "oldest", "name", "checkpoints"}:
+            raise BadOption(f"sort {sort!r}", hint="Use updated, oldest, name or checkpoints.")
         if offset < 0:
             raise BadOption(f"an offset of {offset}", hint="At least 0.")
         self._check_open()
         self._check_limit(limit)
         view, found = self._db.view, Page[AgentInfo]()
-        if pattern is None and sort == "updated":
-            picked = view.by_change()[offset:]  # the others' names are not needed
+        order = view.in_order(sort)
+        if pattern is None and order is not None:
+            picked = order[offset:]  # their names are not needed
         else:
             some = self._picked(pattern)
-            picked = [one.a for one in (sorted(some, key=lambda one: one.name) if sort == "name" else some)][offset:]
+            if sort == "name":
+                some.sort(key=lambda one: one.name)
+            elif sort != "updated":
+                rank = {a: at for at, a in enumerate(order or ())}
+                some.sort(key=lambda one: rank.get(one.a, 0))
+            picked = [one.a for one in some][offset:]
         shallow = view.shallow()
         for at, a in enumerate(picked):
             if limit is not None and len(found) == limit:
