@@ -405,15 +405,15 @@ class Store:
         self._check_open()
         self._check_limit(limit)
         view, found = self._db.view, Page[AgentInfo]()
-        order = view.in_order(sort)
-        if pattern is None and order is not None:
+        order = view.in_order(sort) if pattern is None else None
+        if order is not None:
             picked = order[offset:]  # their names are not needed
         else:
             some = self._picked(pattern)
             if sort == "name":
                 some.sort(key=lambda one: one.name)
-            elif sort != "updated":
-                rank = {a: at for at, a in enumerate(order or ())}
+            elif sort != "updated" and len(some) > 1:
+                rank = {a: at for at, a in enumerate(view.in_order(sort) or ())}
                 some.sort(key=lambda one: rank.get(one.a, 0))
             picked = [one.a for one in some][offset:]
         shallow = view.shallow()
