@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import random
 import shutil
+import sys
 import tempfile
-import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -24,7 +22,9 @@ from holdfast.web import back, dumps, export, runs, state, timeline, why, words
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief
 from holdfast.web.question import QUESTIONS
-from tests.conftest import SOAK
+from tests import warm
+from tests.conftest import SOAK, from_outside_nothing
+from tests.web.conftest import ROOT
 from tests.web.sample import BIDI, SCRIPT
 
 AGENTS = ("trip-7", "trip-8", "hostile")
@@ -549,34 +549,9 @@ def test_a_dump_is_read_by_its_name_in_the_folder_alone(looked, made):
 
 
 def test_threads_and_tasks_of_a_dump_are_opened_one_by_one(tmp_path):
-    held = threading.Event()
-
-    def sleeper(cargo):
-        held.wait()
-
-    async def porter(bags):
-        await asyncio.sleep(60)
-
-    async def waits_for(other):
-        await other
-
-    async def crash_here(folder):
-        first = asyncio.create_task(porter(["red", {"inner": list(range(1_000))}]), name="porter")
-        second = asyncio.create_task(waits_for(first), name="guest")
-        await asyncio.sleep(0.01)
-        logging.getLogger("trip").warning("the bus is late")
-        crash.capture(to=folder)
-        first.cancel()
-        second.cancel()
-
+    with from_outside_nothing():
+        warm.run([sys.executable, "-m", "tests.web.sample", str(tmp_path / "store"), "crowd"], cwd=ROOT, check=True)
     with holdfast.open(tmp_path / "store") as store:
-        thread = threading.Thread(target=sleeper, args=({"apples": 3},), name="sleeper")
-        thread.start()
-        try:
-            asyncio.run(crash_here(tmp_path / "store" / "dumps"))
-        finally:
-            held.set()
-            thread.join()
         (file,) = crash.dumps(tmp_path / "store" / "dumps")
         told = ask(dumps.dump, store, file=file.name)
         by_name = {one["name"]: one for one in told["stacks"]}
