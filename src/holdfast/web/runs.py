@@ -159,11 +159,7 @@ def resolve(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - the 
 
 def signal(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
     """Send a signal to a run, or to whichever asks next."""
-    name, branch, id = (
-        asked.text("agent", most=1_024),
-        asked.text("branch", "main", most=400),
-        asked.text("run", "", most=400),
-    )
+    name, branch, id = _meant(asked, "")
     value = asked.value("value", "null")
     store.signal(name, asked.text("signal", most=200), value, run=id or None, any_run=not id, branch=branch)
     return address("/run", agent=name, id=id, branch=branch) if id else address("/runs", agent=name)
@@ -184,9 +180,9 @@ def cancel(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as ab
     return address("/run", agent=name, id=id, branch=branch)
 
 
-def _meant(asked: Asked) -> tuple[str, str, str]:
+def _meant(asked: Asked, run: str | None = None) -> tuple[str, str, str]:
     """The run that a form is about: its agent, its branch, its id."""
-    return asked.text("agent", most=1_024), asked.text("branch", "main", most=400), asked.text("run", most=400)
+    return asked.text("agent", most=1_024), asked.text("branch", "main", most=400), asked.text("run", run, most=400)
 
 
 def fork(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
