@@ -390,11 +390,10 @@ def test_a_run_that_stopped_is_left_to_a_worker_by_whoever_has_no_function_of_it
     with holdfast.open(place) as store:
         failed = store.submit(working.wrong, "x")
         work(store)
-        with store.acting_as("ada"):
-            monkeypatch.delitem(holdfast.run.durables.DURABLES, "working.wrong")
+        with store.acting_as("ada"), monkeypatch.context() as elsewhere:
+            elsewhere.delitem(holdfast.run.durables.DURABLES, "working.wrong")
             assert store.resume(failed.agent, failed.id).status == "interrupted"
             assert store.resume(failed.agent).status == "interrupted"  # the second time says nothing new
-            monkeypatch.undo()
         monkeypatch.setattr(holdfast.run.durables.DURABLES["working.wrong"], "function", lambda _agent, what: what)
         work(store)
         assert failed.result(0) == "x"
@@ -448,7 +447,8 @@ def test_while_somebody_executes_a_run_nobody_leaves_it_to_others(tmp_path):
         assert store.agent("a").run(asks) == "done"
 
 
-def test_a_run_is_cancelled_by_the_next_who_executes_it_and_undone_with_his_tools(place, outside):
+@pytest.mark.parametrize("aside", [False, True], ids=["interrupted", "set aside"])
+def test_a_run_is_cancelled_by_the_next_who_executes_it_and_undone_with_his_tools(place, outside, aside):
     undone, died = [], []
 
     @holdfast.tool(name="working.booked", compensate=lambda effect: undone.append(effect.result))
@@ -466,10 +466,17 @@ def test_a_run_is_cancelled_by_the_next_who_executes_it_and_undone_with_his_tool
     with holdfast.open(place) as store:
         with store.agent("a") as agent, pytest.raises(KeyboardInterrupt):
             agent.run(books)
+        if aside:
+            note = holdfast.run.records.End(0, agent.runs()[0].id, "attention", fault=("", "WorkerLost", "", None))
+            agent._host.ledger.append(note, flush=True)
         agent.close()
         with store.acting_as("ada"):
             info = store.cancel("a", compensate=True, later=True)
-        assert (info.status, info.cancelled_by, undone) == ("interrupted", "ada", [])
+        assert (info.left, info.cancelled_by, undone) == (not aside, "ada", [])
+        if aside:
+            work(store)
+            assert store.runs("a")[0].status == "needs attention"
+            store.resume(info)
         work(store)
         assert (store.runs("a")[0].status, undone) == ("rolled back", ["seat 4"])
 

@@ -35,7 +35,7 @@ from holdfast.run.listing import (
     runs_of,
     signals_of,
 )
-from holdfast.run.past import ROLLED_BACK
+from holdfast.run.past import OPEN, ROLLED_BACK
 from holdfast.run.queues import Limits, QueueInfo
 from holdfast.run.records import STOP
 from holdfast.run.retention import Outlived, needed
@@ -287,8 +287,8 @@ class Store(below.Store):
         ``wait_s`` seconds, which tells it so, and lets it clean up. Where none has come then, it ends, and its children
         before it; none of its functions is executed for that. What it did stands; with ``compensate`` it is undone, and
         the run rolled back to its beginning. With ``later`` nobody waits: it is told so by whoever executes it next,
-        with the tools that undo. Returns what is known of the run when it has ended, or the time is over: cancelled,
-        or still running.
+        with the tools that undo; one that no worker finds by itself has to be resumed for that, afterwards. Returns
+        what is known of the run when it has ended, or the time is over: cancelled, or still running.
         """
         self._check_writable()
         if isinstance(agent, RunInfo):
@@ -306,8 +306,9 @@ class Store(below.Store):
                 hint="Return, or raise an exception of your own.",
             )
         # A run that waits, or was interrupted, is found by a worker if it has a row.
-        waits = (wait_s > 0 or later) and this.status in {"", "waiting"}
-        left = waits and opened.key(this.id) in {row.run for row in view.opened()}
+        left = later and this.status in OPEN
+        if wait_s > 0 and this.status in {"", "waiting"}:
+            left = left or opened.key(this.id) in {row.run for row in view.opened()}
         if this.status != "cancelled" and (
             left or view.at_it() or not self._end_run(view, this.id, compensate=compensate)
         ):
@@ -457,7 +458,12 @@ class Store(below.Store):
         Of a program with very many functions, ``functions`` is empty.
         """
         self._check_open()
-        return [one for one in self._db.leases.holders() if "functions" in one]
+        found = self._db.leases.holders()
+        return [
+            {**one, "functions": [name for name in said if isinstance(name, str)]}
+            for one in found
+            if isinstance(said := one.get("functions"), list)
+        ]
 
     def worker(self, *, concurrency: int = 16, tell: Callable[[Worked], None] | None = None) -> Worker:
         """Whoever resumes runs that were killed, have come due or were submitted: ``store.worker().run()``.

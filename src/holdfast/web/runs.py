@@ -176,7 +176,9 @@ def cancel(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as ab
     """Cancel a run, whoever executes it. What it did stays, or is undone by whoever has the tools for that."""
     name, branch, id = _meant(asked)
     undo = asked.flag("undo")
-    store.cancel(name, id, branch=branch, compensate=undo, later=undo and store.inert)
+    info = store.cancel(name, id, branch=branch, compensate=undo, later=undo and store.inert)
+    if info.status in {"interrupted", "waiting", "needs attention"} and not info.left:
+        store.resume(info)  # by whoever comes next it is told first of all that it was cancelled
     return address("/run", agent=name, id=id, branch=branch)
 
 
