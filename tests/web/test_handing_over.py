@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -102,3 +103,11 @@ def test_a_page_that_has_the_program_goes_on_with_a_run_and_undoes_it(failed):
         assert visitor.post("/cancel", data={**form, "undo": "1"}).status_code == 303
         assert status(place) == "rolled back"
     assert Path(program.parent, "undone").read_text() == "seat 4"
+
+
+def test_the_command_line_leaves_a_run_to_a_worker_as_the_page_does(failed):
+    place, _ = failed
+    words = [sys.executable, "-m", "holdfast", "runs", "resume", "trip", "7", "--store", str(place)]
+    told = json.loads(warm.run([*words, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert (told["run"]["status"], told["workers"]) == ("interrupted", 0)
+    assert "No worker has this function" in warm.run(words, capture_output=True, text=True, check=True).stdout
