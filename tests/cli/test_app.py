@@ -34,6 +34,7 @@ NESTED = [
         "effects accept",
         "runs cancel",
         "runs adopt",
+        "runs resume",
         "runs fork",
     ),
     *("queues set", "signal drop", "import langgraph"),

@@ -384,3 +384,134 @@ def test_a_worker_looks_for_work_a_few_times_however_many_wait(tmp_path, outside
 @holdfast.durable(name="working.short")
 def _short(agent, number):
     return number
+
+
+def test_a_run_that_stopped_is_left_to_a_worker_by_whoever_has_no_function_of_it(place, outside, monkeypatch):
+    with holdfast.open(place) as store:
+        failed = store.submit(working.wrong, "x")
+        work(store)
+        with store.acting_as("ada"), monkeypatch.context() as elsewhere:
+            elsewhere.delitem(holdfast.run.durables.DURABLES, "working.wrong")
+            assert store.resume(failed.agent, failed.id).status == "interrupted"
+            assert store.resume(failed.agent).status == "interrupted"  # the second time says nothing new
+        monkeypatch.setattr(holdfast.run.durables.DURABLES["working.wrong"], "function", lambda _agent, what: what)
+        work(store)
+        assert failed.result(0) == "x"
+        events = store.agent(failed.agent, readonly=True).events()
+        told = [(one["was"], one["by"]) for one in events if one["what"] == "resumed"]
+        assert told == [("failed", "ada")]
+        with pytest.raises(errors.RunEnded):
+            store.resume(failed.agent, failed.id)
+
+        @holdfast.durable(name="working.saves")
+        def saves(agent):
+            agent.state["n"] = 1
+            agent.checkpoint("n")
+            return f"y {agent.wait_for('go')}"
+
+        with store.agent("b") as b, pytest.raises(errors.Waiting):
+            b.run(saves.options(id="7", wait=False))
+        b.branch("there", at=b.head).close()
+        store.signal("b", "go", "now", run="7", branch="there")
+        work(store)  # what came with a branch is nobody's
+        assert [(one.status, one.left) for one in store.runs("b", branch="there")] == [("interrupted", False)]
+        assert store.resume("b", "7", branch="there").left
+        work(store)
+        assert [one.result for one in store.runs("b", branch="there")] == ["y now"]
+        assert b.runs()[0].status == "waiting"
+
+
+def test_a_run_that_was_set_aside_is_tried_again_when_somebody_asks_for_it(tmp_path):
+    with holdfast.open(tmp_path / "store") as store:
+        bad = store.submit(working.job, "x")
+        handle = store.agent(bad.agent)
+        for _ in range(working_on.TRIES):  # as workers leave it that are killed
+            handle._host.ledger.append(holdfast.run.records.Note(0, bad.id, "resume", "", path="worker"), flush=True)
+        handle.close()
+        work(store)
+        assert (bad.status, bad.info.left) == ("needs attention", False)
+        assert store.resume(bad.agent, bad.id).left
+        work(store)
+        assert bad.status == "finished"
+
+
+def test_while_somebody_executes_a_run_nobody_leaves_it_to_others(tmp_path):
+    with holdfast.open(tmp_path / "store") as store:
+
+        @holdfast.durable(name="working.asks")
+        def asks(agent):
+            with pytest.raises(errors.RunUnfinished):
+                store.resume("a")
+            return "done"
+
+        assert store.agent("a").run(asks) == "done"
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["interrupted", "set aside"])
+def test_a_run_is_cancelled_by_the_next_who_executes_it_and_undone_with_his_tools(place, outside, aside):
+    undone, died = [], []
+
+    @holdfast.tool(name="working.booked", compensate=lambda effect: undone.append(effect.result))
+    def booked():
+        return "seat 4"
+
+    @holdfast.durable(name="working.books")
+    def books(agent):
+        booked()
+        if not died:
+            died.append(True)
+            raise KeyboardInterrupt
+        agent.sleep(60)
+
+    with holdfast.open(place) as store:
+        with store.agent("a") as agent, pytest.raises(KeyboardInterrupt):
+            agent.run(books)
+        if aside:
+            note = holdfast.run.records.End(0, agent.runs()[0].id, "attention", fault=("", "WorkerLost", "", None))
+            agent._host.ledger.append(note, flush=True)
+        agent.close()
+        with store.acting_as("ada"):
+            info = store.cancel("a", compensate=True, later=True)
+        assert (info.left, info.cancelled_by, undone) == (not aside, "ada", [])
+        if aside:
+            work(store)
+            assert store.runs("a")[0].status == "needs attention"
+            store.resume(info)
+        work(store)
+        assert (store.runs("a")[0].status, undone) == ("rolled back", ["seat 4"])
+
+
+def test_workers_are_seen_as_long_as_they_live(place, outside):
+    with holdfast.open(place) as store:
+        assert store.workers() == []
+        one, other = worker(place), worker(place)
+        while len(store.workers()) < 2:
+            time.sleep(0.01)
+        assert {seen["pid"] for seen in store.workers()} == {one.pid, other.pid}
+        assert all("working.job" in seen["functions"] for seen in store.workers())
+        assert store.writers() == []
+        one.kill()
+        one.communicate()
+        while len(store.workers()) > 1:  # a server takes its time
+            time.sleep(0.01)
+        other.send_signal(signal.SIGTERM)
+        other.communicate()
+        working.freed(store)
+        assert store.workers() == []
+
+
+def test_a_worker_on_a_server_is_seen_for_longer_than_a_lease_lasts(postgres_url, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")
+    with holdfast.open(f"{postgres_url}&lease_s=1") as store:
+        here = store.worker()
+        thread = threading.Thread(target=here.run)
+        thread.start()
+        end_s = time.monotonic() + 2.5
+        while not store.workers():
+            time.sleep(0.01)
+        while time.monotonic() < end_s:
+            assert store.workers()
+            time.sleep(0.1)
+        here.stop()
+        thread.join()
+        assert store.workers() == []

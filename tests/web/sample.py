@@ -6,7 +6,9 @@ could have written anything: labels, texts, names of branches.
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -164,5 +166,36 @@ def divide(rooms: int, error: type[Exception]) -> float:
     return rooms / guests
 
 
+async def crowd(place: str) -> None:
+    """A dump of a program with a thread and two tasks, of which one waits for the other."""
+
+    def sleeper(cargo: dict[str, int]) -> int:
+        held.wait()
+        return len(cargo)
+
+    async def porter(bags: list[object]) -> int:
+        await asyncio.sleep(60)
+        return len(bags)
+
+    async def guest() -> int:
+        return await first
+
+    held = threading.Event()
+    thread = threading.Thread(target=sleeper, args=({"apples": 3},), name="sleeper")
+    thread.start()
+    first = asyncio.create_task(porter(["red", {"inner": list(range(1_000))}]), name="porter")
+    second = asyncio.create_task(guest(), name="guest")
+    await asyncio.sleep(0.01)
+    with holdfast.open(place):
+        crash.capture(to=f"{place}/dumps")
+    first.cancel()
+    second.cancel()
+    held.set()
+    thread.join()
+
+
 if __name__ == "__main__":
-    make(sys.argv[1], long=int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    if sys.argv[2:] == ["crowd"]:
+        asyncio.run(crowd(sys.argv[1]))
+    else:
+        make(sys.argv[1], long=int(sys.argv[2]) if len(sys.argv) > 2 else 0)

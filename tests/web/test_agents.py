@@ -102,6 +102,26 @@ def test_pages_searches_and_orders_are_parts_of_the_whole_list(fleet, monkeypatc
     assert [one["name"] for one in ask(agents, fleet, q="f*")["agents"]] == ["finished", "failed"]
 
 
+@pytest.mark.parametrize("sort", view.SORTS)
+def test_every_order_is_the_same_in_pages_and_in_one_piece(fleet, monkeypatch, sort):
+    whole = ask(agents, fleet, sort=sort)
+    names = [one["name"] for one in whole["agents"]]
+    assert set(names) == {one["name"] for one in ask(agents, fleet)["agents"]}
+    if sort == "status":
+        assert names[:3] == ["interrupted", "waiting", "open"]
+    elif sort == "checkpoints":
+        numbers = [one["checkpoints"] for one in whole["agents"]]
+        assert numbers == sorted(numbers, reverse=True)
+    elif sort == "oldest":
+        assert names == [one["name"] for one in ask(agents, fleet, sort="updated")["agents"]][::-1]
+    some = [one for one in names if "i" in one]
+    assert [one["name"] for one in ask(agents, fleet, sort=sort, q="*i*")["agents"]] == some
+    monkeypatch.setattr(view, "ON_PAGE", 3)
+    pages = [ask(agents, fleet, sort=sort, page=page) for page in (1, 2, 3, 4)]
+    assert [one["name"] for page in pages for one in page["agents"]] == names
+    assert {page["total"] for page in pages} == {len(names)}
+
+
 def test_each_agent_in_a_status_is_on_a_page_however_many_runs_it_has(tmp_path, monkeypatch):
     names = {f"agent-{number}" for number in range(7)}
     with holdfast.open(tmp_path / "store") as store:

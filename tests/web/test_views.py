@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from holdfast.web import back, dumps, export, runs, state, timeline, why, words
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief
 from holdfast.web.question import QUESTIONS
-from tests.conftest import SOAK
+from tests import warm
+from tests.conftest import SOAK, from_outside_nothing
+from tests.web.conftest import ROOT
 from tests.web.sample import BIDI, SCRIPT
 
 AGENTS = ("trip-7", "trip-8", "hostile")
@@ -386,6 +389,41 @@ def test_a_run_of_many_large_calls_is_paged(tmp_path, monkeypatch):
         assert len(json.dumps(export.collected(store, "a"))) < 300_000
 
 
+def test_every_attempt_of_a_call_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(holdfast.run.resilience.CLOCK, "sleep", lambda _: None)
+    tries = []
+
+    @holdfast.tool(name="attempts.pay", retries=3, probe=lambda _effect: holdfast.Absent())
+    def pay():
+        tries.append(1)
+        if len(tries) == 1:
+            raise holdfast.FailedBeforeEffect("no connection")
+        if len(tries) == 2:
+            raise TimeoutError("no answer")
+        return "paid"
+
+    @holdfast.tool(name="attempts.once")
+    def once():
+        return 1
+
+    @holdfast.durable(name="attempts.both")
+    def both(agent):
+        once()
+        return pay()
+
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            assert agent.run(both.options(id="7")) == "paid"
+        first, second = ask(runs.run, store, agent="a", id="7")["effects"]
+        assert (first["attempts"], second["attempt"]) == ([], 3)
+        assert [(one["number"], one["how"]) for one in second["attempts"]] == [
+            (1, "not done"), (2, "not done"), (3, "done"),
+        ]  # fmt: skip
+        assert second["attempts"][1]["why"] == "the probe found nothing"
+        times = [time for one in second["attempts"] for time in (one["at"], one["ended"])]
+        assert times == sorted(times)
+
+
 def test_a_doubt_is_decided_with_a_reason_and_a_name(changed):
     (doubt,) = ask(runs.runs, changed, agent="trip-7")["in_doubt"]
     fields = {
@@ -508,6 +546,43 @@ def test_a_dump_is_read_by_its_name_in_the_folder_alone(looked, made):
     for name in ("../store.db", "/etc/passwd", str(file), "", "."):
         with pytest.raises((NotInDump, BadOption)):
             ask(dumps.dump, looked, file=name)
+
+
+def test_threads_and_tasks_of_a_dump_are_opened_one_by_one(tmp_path):
+    with from_outside_nothing():
+        warm.run([sys.executable, "-m", "tests.web.sample", str(tmp_path / "store"), "crowd"], cwd=ROOT, check=True)
+    with holdfast.open(tmp_path / "store") as store:
+        (file,) = crash.dumps(tmp_path / "store" / "dumps")
+        told = ask(dumps.dump, store, file=file.name)
+        by_name = {one["name"]: one for one in told["stacks"]}
+        assert {"sleeper", "porter", "guest"} <= by_name.keys()
+        assert "for porter" in by_name["guest"]["note"]
+        assert told["stack"] is told["object"] is None
+
+        def values(name):
+            opened = ask(dumps.dump, store, file=file.name, stack=by_name[name]["stack"])["stack"]
+            return {one[0]: one for frame in opened["frames"] for one in frame["locals"]}
+
+        assert values("sleeper")["cargo"][1] == "{'apples': 3}"
+        inside = ask(dumps.dump, store, file=file.name, object=values("porter")["bags"][2])["object"]
+        assert (inside["type"], [one[0] for one in inside["locals"]]) == ("list", ["[0]", "[1]"])
+        (way,) = ask(dumps.dump, store, file=file.name, object=inside["locals"][1][2])["object"]["locals"]
+        long = ask(dumps.dump, store, file=file.name, object=way[2])["object"]
+        assert len(long["locals"]) + long["more_locals"] == 1_000
+        for wrong in ({"stack": "thread:999"}, {"stack": "x"}):
+            with pytest.raises(NotInDump):
+                ask(dumps.dump, store, file=file.name, **wrong)
+        assert ask(dumps.dump, store, file=file.name, object=2**50)["object"]["reason"]
+        hostile = bytearray(file.read_bytes())
+        dice = random.Random(7)
+        for _ in range(20):
+            at = dice.randrange(len(hostile))
+            hostile[at] ^= 1 << dice.randrange(8)
+            file.write_bytes(hostile)
+            with suppress(HoldfastError):
+                listed = ask(dumps.dump, store, file=file.name)["stacks"]
+                for one in listed[:3]:
+                    ask(dumps.dump, store, file=file.name, stack=one["stack"], object=dice.randrange(500))
 
 
 # -- why --------------------------------------------------------------------------------------------------------------

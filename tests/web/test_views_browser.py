@@ -30,6 +30,20 @@ VIEWS = (
 EXAMINED = {"light": {*VIEWS[:7], "/dumps"}, "dark": {"/timeline/trip-7", "/diff/trip-7", "/runs/trip-7"}}
 
 
+def deep(tab, served):
+    """Pages that others lead to, and whose addresses have ids: of a run, and of a dump with what is open in it."""
+
+    def told(address):
+        return tab.request.get(f"{served.url}/api{address}").json()
+
+    (run,) = told("/runs/trip-7")["runs"]
+    file = told("/dumps")["groups"][0]["dumps"][0]["file"]
+    stack = told(f"/dump?file={file}")["stacks"][0]["stack"]
+    frames = told(f"/dump?file={file}&stack={stack}")["stack"]["frames"]
+    value = next(one[2] for frame in frames for one in frame["locals"] if one[2] is not None)
+    return f"/run/trip-7?id={run['id']}", f"/dump?file={file}&stack={stack}&object={value}"
+
+
 @pytest.mark.parametrize("size", [(1280, 800, "light"), (400, 800, "dark")], ids=["wide-light", "narrow-dark"])
 def test_every_view_of_an_agent_renders_and_shuts_nobody_out(browser, served, size):  # noqa: F811
     from axe_playwright_python.sync_playwright import Axe
@@ -37,7 +51,7 @@ def test_every_view_of_an_agent_renders_and_shuts_nobody_out(browser, served, si
     width, height, scheme = size
     options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
     with inside(browser, served, **options) as (_, tab):
-        for address in VIEWS:
+        for address in (*VIEWS, *deep(tab, served)):
             with listening(tab):
                 assert tab.goto(served.url + address).status == 200, address
                 drawn = {"timeline": ".chart", "state": "[role=treeitem]"}.get(address.split("/")[1], "h1")
@@ -45,7 +59,7 @@ def test_every_view_of_an_agent_renders_and_shuts_nobody_out(browser, served, si
             assert tab.locator("h1").count() == 1, address
             assert tab.evaluate("window.hit") is None, address
             assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
-            if address not in EXAMINED[scheme]:
+            if address in VIEWS and address not in EXAMINED[scheme]:
                 continue
             found = Axe().run(tab).response["violations"]
             assert not [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in SERIOUS], address

@@ -393,24 +393,31 @@ class Store:
         *,
         limit: int | None = None,
         offset: int = 0,
-        sort: Literal["updated", "name"] = "updated",
+        sort: Literal["updated", "oldest", "name", "checkpoints"] = "updated",
     ) -> Page[AgentInfo]:
-        """Agents, the most recently changed first, or by name: all, the one of a name, or those like ``trip-*``.
+        """Agents, the most recently changed first: all, the one of a name, or those like ``trip-*``.
 
+        ``sort``: or that one last, by name, or by the length of the longest line, the longest first.
         ``limit``: at most so many, after the first ``offset``; the list's ``more`` says how many follow.
         """
-        if sort not in {"updated", "name"}:
-            raise BadOption(f"sort {sort!r}", hint="Use updated or name.")
+        if sort not in {"updated", "oldest", "name", "checkpoints"}:
+            raise BadOption(f"sort {sort!r}", hint="Use updated, oldest, name or checkpoints.")
         if offset < 0:
             raise BadOption(f"an offset of {offset}", hint="At least 0.")
         self._check_open()
         self._check_limit(limit)
         view, found = self._db.view, Page[AgentInfo]()
-        if pattern is None and sort == "updated":
-            picked = view.by_change()[offset:]  # the others' names are not needed
+        order = view.in_order(sort) if pattern is None else None
+        if order is not None:
+            picked = order[offset:]  # their names are not needed
         else:
             some = self._picked(pattern)
-            picked = [one.a for one in (sorted(some, key=lambda one: one.name) if sort == "name" else some)][offset:]
+            if sort == "name":
+                some.sort(key=lambda one: one.name)
+            elif sort != "updated" and len(some) > 1:
+                rank = {a: at for at, a in enumerate(view.in_order(sort) or ())}
+                some.sort(key=lambda one: rank.get(one.a, 0))
+            picked = [one.a for one in some][offset:]
         shallow = view.shallow()
         for at, a in enumerate(picked):
             if limit is not None and len(found) == limit:
@@ -435,7 +442,7 @@ class Store:
     def writers(self) -> list[dict[str, Any]]:
         """Who writes which branch now: ``agent``, ``branch``, ``pid``, ``host``, ``program``, and ``since`` (in us)."""
         self._check_open()
-        return self._db.leases.holders()
+        return [one for one in self._db.leases.holders() if "agent" in one]
 
     @contextmanager
     def acting_as(self, who: str) -> Iterator[None]:
@@ -885,6 +892,11 @@ class Store:
     def encrypted(self) -> bool:
         """Whether everything in it is encrypted and signed."""
         return self._db.encrypted
+
+    @property
+    def inert(self) -> bool:
+        """Whether it gives values of the program's types as records, without these types."""
+        return bool(self._inert)
 
     @property
     def closed(self) -> bool:

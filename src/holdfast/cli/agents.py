@@ -24,7 +24,7 @@ def agents(
     pattern: Pattern = None,
     /,
     *,
-    sort: Annotated[Literal["updated", "name"], Parameter(show_choices=True)] = "updated",
+    sort: Annotated[Literal["updated", "oldest", "name", "checkpoints"], Parameter(show_choices=True)] = "updated",
     limit: Limit = None,
     json: Json = False,
     session: Given,
@@ -36,7 +36,7 @@ def agents(
     pattern
         Only the agent of this name, or those whose names are like this: 'trip-*'. [default: all]
     sort
-        The most recently changed first, or by name.
+        The most recently changed first, or last; by name; or the longest history first.
     """
     with session.reading() as store:
         found = store.agents(pattern, limit=limited(limit, json=json), sort=sort)

@@ -58,7 +58,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _HEADS = ("agent", "run", "function", "status", "began", "about")
 _COUNTED = {"needs attention": "in need of attention", "due": "able to resume"}
 
-runs = App(name="runs", help="List runs of durable functions; cancel, fork or adopt one.")
+runs = App(name="runs", help="List runs of durable functions; resume, cancel, fork or adopt one.")
 
 
 @runs.default
@@ -155,6 +155,33 @@ def cancel(
         )  # fmt: skip
         if info.cancelled_by:
             session.out.note("It stops at its next recorded call; --wait SECONDS waits for that.")
+    return 0
+
+
+@runs.command
+def resume(agent: OnBranch, id: str | None = None, /, *, json: Json = False, session: Given) -> int:
+    """Leave a run that has stopped to a worker: one that failed, needs attention, or came with a branch.
+
+    Nothing is executed here: `holdfast worker PROGRAM` does that. To execute it yourself, run it again with
+    `holdfast run`. What is in doubt stays so, unless a probe of the program can tell.
+
+    Parameters
+    ----------
+    id
+        The run's id. [default: the one that has not ended]
+    """
+    with session.writing() as store:
+        name, branch = on_branch(store, agent)
+        info = store.resume(name, id, branch=branch)
+        working = [one for one in store.workers() if not one["functions"] or info.function in one["functions"]]
+        if json:
+            return session.json("runs.resume", run=run_json(info), workers=len(working))
+        session.out.say(
+            Text("Left to a worker: ", style="bold green"), f"{clean(info.function)} of {whose(info)} (run ",
+            Text(clean(info.id), style="yellow"), ")",
+        )  # fmt: skip
+        if not working:
+            session.out.note("No worker has this function now: start one with `holdfast worker PROGRAM`.")
     return 0
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.crash.kinds import Limits
     from holdfast.crash.memory import Snapshot, heap
     from holdfast.crash.redaction import Redactor
-    from holdfast.crash.summary import dump_json, entry
+    from holdfast.crash.summary import dump_json, entry, object_json, stack_json, stacks_json
 
 __all__ = [
     "Dump",
@@ -36,8 +36,11 @@ __all__ = [
     "folder_of",
     "heap",
     "install",
+    "object_json",
     "open_dump",
     "rehydrate",
+    "stack_json",
+    "stacks_json",
 ]
 
 _HOMES = {
@@ -54,8 +57,11 @@ _HOMES = {
     "folder_of": "holdfast.crash.folder:of",
     "heap": "holdfast.crash.memory",
     "install": "holdfast.crash.hooks",
+    "object_json": "holdfast.crash.summary",
     "open_dump": "holdfast.crash.dump",
     "rehydrate": "holdfast.crash.agents",
+    "stack_json": "holdfast.crash.summary",
+    "stacks_json": "holdfast.crash.summary",
 }
 
 __getattr__ = _lazy.names(__name__, _HOMES)

@@ -35,7 +35,7 @@ from holdfast.crash.records import (
     as_int,
     innermost,
 )
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NotInDump
 from holdfast.text import clean, size
 
 # -- what is unusual -------------------------------------------------------------------------------------------------
@@ -318,9 +318,7 @@ def _crowd(holders: Iterable[tuple[str, Sequence[Frame]]], cwd: str) -> Crowd:
     """Where the others are: the same places together."""
     names: dict[str, list[str]] = {}
     for name, frames in holders:
-        frame = frames[innermost(frames)] if frames else None
-        where = f"{short(frame.function, NAME)} at {place(frame, cwd)}" if frame is not None else "no Python frame"
-        names.setdefault(where, []).append(name)
+        names.setdefault(_where(frames, cwd), []).append(name)
     ranked = sorted(names.items(), key=lambda item: -len(item[1]))
     places = [{"where": where, "count": len(who), "names": sorted(who[:3])} for where, who in ranked[:_PLACES]]
     return Crowd(sum(map(len, names.values())), places, len(names) - len(places))
@@ -505,3 +503,72 @@ _PROCESS_NAMES = frozenset(
         *("threads", "cpus", "process_s", "cwd", "os"),
     )
 )
+
+
+# -- what somebody opens ---------------------------------------------------------------------------------------------
+
+_STACKS = 300  # threads and tasks in a list
+_WHOLE_FRAMES = 60  # of a stack that somebody has opened, the innermost
+_WHOLE_LOCALS = 60
+_INSIDE = 200  # items of an object
+
+
+def stacks_json(dump: Dump) -> dict[str, Any]:
+    """The threads and tasks: what each is called, where it stands, and what it waits for."""
+    found, cwd = dump.all_stacks(), dump.process.cwd
+    listed = [
+        {"stack": f"{one.kind}:{one.number}", "kind": one.kind, "name": one.name, "note": one.note,
+         "where": _where(one.frames, cwd), "frames": len(one.frames) + one.left_out}
+        for one in found[:_STACKS]
+    ]  # fmt: skip
+    return {"stacks": _cut(listed), "more_stacks": max(0, len(found) - _STACKS)}
+
+
+def stack_json(dump: Dump, name: str) -> dict[str, Any]:
+    """One of them, outermost first, with the values of every frame."""
+    found = next((one for one in dump.all_stacks() if f"{one.kind}:{one.number}" == name), None)
+    if found is None:
+        raise NotInDump(f"there is no stack {short(name, NAME)!r} in this dump", hint="See its list of stacks.")
+    frames = found.frames[-_WHOLE_FRAMES:]
+    shown = [
+        {**_frame_json(ShownFrame(one, one.gap, place(one, dump.process.cwd), display.source_line(dump, one), [], 0)),
+         **_values_json(dump, one.locals, _WHOLE_LOCALS, one.locals_total)}
+        for one in frames
+    ]  # fmt: skip
+    left = found.left_out + len(found.frames) - len(frames)
+    cut: dict[str, Any] = _cut({"stack": name, "name": found.name, "note": found.note, "left_out": left})
+    return {**cut, "frames": _cut(shown)}
+
+
+def object_json(dump: Dump, number: int) -> dict[str, Any]:
+    """What is inside one object, one level of it."""
+    found = dump.object(number, most=_INSIDE)
+    text = text_of(dump, Ref(number), width=TEXT)
+    told = {"object": number, "type": found.type_name, "text": text, "reason": found.reason}
+    inside = _values_json(dump, tuple(found.children()), _INSIDE)
+    left = max(found.left, (found.total or 0) - len(found.items) - len(found.pairs)) if inside["locals"] else 0
+    return {**_cut(told), **_cut(inside), "more_locals": inside["more_locals"] + left}
+
+
+def _values_json(
+    dump: Dump, values: Sequence[tuple[str, Value]], most: int, total: int | None = None
+) -> dict[str, Any]:
+    """Names and values; the third of each is the number of an object that can be opened, or null."""
+    wanted = [one for one in values if not one[0].startswith("__") and not _definition(dump, one[1])]
+    shown = [
+        [short(name, NAME), text_of(dump, value, width=_VALUE * 2, depth=2), _opens(dump, value)]
+        for name, value in wanted[:most]
+    ]
+    return {"locals": shown, "more_locals": len(wanted) - len(shown) + max(0, (total or 0) - len(values))}
+
+
+def _opens(dump: Dump, value: Value) -> int | None:
+    if not isinstance(value, Ref):
+        return None
+    found = dump.object(value, most=1)
+    return value.number if found.items or found.pairs or found.attributes else None
+
+
+def _where(frames: Sequence[Frame], cwd: str) -> str:
+    frame = frames[innermost(frames)] if frames else None
+    return f"{short(frame.function, NAME)} at {place(frame, cwd)}" if frame is not None else "no Python frame"

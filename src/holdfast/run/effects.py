@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -36,6 +36,20 @@ class Unknown(Struct, frozen=True):
     """A probe's answer: it cannot tell."""
 
     why: str = ""
+
+
+def _date(at_us: int) -> datetime:
+    return datetime.fromtimestamp(at_us / 1e6, UTC)
+
+
+class Attempt(NamedTuple):
+    """One time that a call was made. ``how``: as an effect's status, or ``not done`` where it is known not to be."""
+
+    number: int
+    at: datetime
+    ended: datetime | None
+    how: str
+    why: str
 
 
 class Effect(Struct, eq=False, kw_only=True):
@@ -65,6 +79,8 @@ class Effect(Struct, eq=False, kw_only=True):
     """Whether a call that was given up is still going on."""
     took_s: float | None = None
     """How long the newest attempt took; None while that is not known."""
+    attempts: tuple[Attempt, ...] = ()
+    """In a list, each time that it was made, oldest first. Of reads only the last is recorded, and is not here."""
     _at_us: int = 0
     _args: Callable[[], dict[str, Any]]
     _whole: Callable[[], dict[str, Any]] | None = None
@@ -83,7 +99,7 @@ class Effect(Struct, eq=False, kw_only=True):
     @property
     def at(self) -> datetime:
         """When it was intended, or, for a read, done."""
-        return datetime.fromtimestamp(self._at_us / 1e6, UTC)
+        return _date(self._at_us)
 
     @property
     def args(self) -> dict[str, Any]:
@@ -223,6 +239,27 @@ class Standing:
         # Otherwise a call was answered with an effect that stood already: it is as old as it was.
         traced.call.run, traced.call.path = intent.run, intent.path
         return traced.call
+
+    def attempts(self) -> dict[str, list[Attempt]]:
+        """By the keys of effects, each intent and what is recorded of it."""
+        told: dict[int, list[tuple[str, str, int]]] = {}
+        for _, record in self.records:
+            if isinstance(record, rec.Done):
+                how = {"value": "done", "error": "failed", "before": "not done"}.get(record.how, record.how)
+                told.setdefault(record.of, []).append((how, record.fault[2] if record.fault else "", record.at))
+            elif isinstance(record, rec.Doubt):
+                told.setdefault(record.of, []).append(("in doubt", record.why, record.at))
+            elif isinstance(record, rec.Decision):
+                how = "done" if record.how in {"found", "done"} else "not done"
+                told.setdefault(record.of, []).append((how, record.why, record.at))
+        found: dict[str, list[Attempt]] = {}
+        for number, record in self.records:
+            if isinstance(record, rec.Intent) and not record.undoes:
+                how, why, ended = told.get(number, [("in doubt" if record.kind == "write" else "open", "", 0)])[-1]
+                why = why or "; ".join(filter(None, (one[1] for one in told.get(number, ()))))
+                made = Attempt(record.attempt, _date(record.at), _date(ended) if ended else None, how, why)
+                found.setdefault(record.key, []).append(made)
+        return found
 
     @property
     def effects(self) -> list[Traced]:

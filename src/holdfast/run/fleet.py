@@ -43,8 +43,11 @@ def runs(
     if sort not in SORTS:
         raise BadOption(f"sort {sort!r}", hint=f"Use one of {', '.join(SORTS)}.")
     lines = _Lines(store, pattern, branch, limit)
-    if status in OPEN_STATUSES:
+    if status == "waiting":
         lines.only(lines.foreign() | lines.view.open_branches("length(signal) = 0 OR due = ?", opened.ATTENTION))
+    elif status in OPEN_STATUSES:  # those that wait for a time or a signal have a row that names it
+        some = "due = ? OR (due = ? AND length(signal) = 0)"
+        lines.only(lines.foreign() | lines.view.open_branches(some, opened.ATTENTION, opened.NOW))
     elif status == "failed":
         lines.only(lines.foreign() | lines.view.branches_with(FAILED_KEY))
 

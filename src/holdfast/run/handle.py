@@ -22,13 +22,14 @@ from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.names import check_label
 from holdfast.agent.points import END
-from holdfast.errors import AgentBusy, BadOption, InvariantViolated, ReadOnly, UnsavedChanges
+from holdfast.codec.values import encode
+from holdfast.errors import AgentBusy, BadOption, InvariantViolated, ReadOnly, RunUnfinished, UnsavedChanges
 from holdfast.run import children, listing, runs
 from holdfast.run.callers import any_under_way
 from holdfast.run.children import Child
 from holdfast.run.claims import Loop, executing
 from holdfast.run.doubt import decide
-from holdfast.run.durables import Options, configured, known, options_of
+from holdfast.run.durables import Options, choose, configured, known, mark_of, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.environment import Environment
 from holdfast.run.host import AgentHost, position_of
@@ -181,6 +182,17 @@ class Agent(Environment, SafePoints, below.Agent):
             else:
                 listing.check_children(self._view(), run)
                 drive(runs.cancel(self._host, run, by))
+
+    def _hand_over(self, run: str, by: str) -> None:
+        """Leave a run to a worker. One that a worker finds by itself is left as it is."""
+        host = self._host
+        with host.executing():
+            past = host.past(run)
+            meant = choose(host, past, mark_of(host, past.runs[run]), Options(id=run))
+            if meant is None or meant.begin.kind != "run":
+                raise RunUnfinished(f"{run!r} is part of another run", run=run, hint="Resume that one.")
+            if meant.status not in {"", "waiting"} or not host.ledger.is_open(run):
+                host.ledger.append(meant.resumed(now_us(), asked=encode(by)), flush=True)
 
     def plan_fork(self, run: str, *, at: str) -> ForkPlan:
         """What it would mean to execute a run once more from a position on, on a branch: ``.apply(branch)`` does it.

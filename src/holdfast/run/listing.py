@@ -24,12 +24,12 @@ from holdfast.run import records as rec
 from holdfast.run.arguments import Passed, fetch, fill
 from holdfast.run.cancelling import asked_by
 from holdfast.run.durables import DURABLES, arguments_of, call_of, result_of_run
-from holdfast.run.effects import SAVED, SPAWN, Effect, Standing
+from holdfast.run.effects import SAVED, SPAWN, Attempt, Effect, Standing
 from holdfast.run.line import Line
 from holdfast.run.opened import REFUSING, is_over
 from holdfast.run.past import OPEN, ROLLED_BACK, TRACE, Call, Past, RunPast
 from holdfast.run.queues import ahead
-from holdfast.run.records import STOP, Decision, Done, End, LetGo, RolledBack, Saved, Value, decode_record
+from holdfast.run.records import STOP, Decision, Done, End, LetGo, Note, RolledBack, Saved, Value, decode_record
 from holdfast.run.scope import effect_of, now_us
 from holdfast.run.waiting import Signal, due, open_waits
 from holdfast.store import catalog, rows
@@ -87,12 +87,22 @@ class RunInfo:
     _result: Callable[[], Any] = field(repr=False, compare=False)
     _trace: Callable[[], str] = field(repr=False, compare=False)
     _ahead: Callable[[], int] = field(repr=False, compare=False)
+    _left: Callable[[], bool] = field(repr=False, compare=False)
     _last: bool = field(repr=False, compare=False)  # no other run of its branch was begun since
 
     @property
     def trace(self) -> str:
         """Where it was observed last, as a ``traceparent``; empty when nobody did."""
         return self._trace()
+
+    @property
+    def left(self) -> bool:
+        """Whether the next worker that has its function goes on with it by itself, as soon as it can go on.
+
+        Not with one that came with a branch or from elsewhere, nor with one that needs attention: ``store.resume``
+        leaves such a run to a worker.
+        """
+        return self.status not in OVER and self._left()
 
     @property
     def ahead(self) -> int | None:
@@ -392,6 +402,9 @@ def info_of(
         partition=begin.part,
         priority=begin.priority,
         _ahead=lambda: sum(ahead(view._store._db.view, row) for row in view.opened() if row.run == opened.key(run.id)),
+        _left=lambda: any(
+            (row.run, row.signal) == (opened.key(run.id), b"") and row.due <= opened.NEVER for row in view.opened()
+        ),
         let_go=isinstance(begin.args, LetGo) or isinstance(end.value if end is not None else None, LetGo),
         _args=lambda: arguments_of(run, view.line, view.registry, inert=view.inert),
         _result=lambda: result_of_run(run, view.line, view.registry, inert=view.inert),
@@ -493,7 +506,7 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
 
     What a rollback left behind is among them, and so is what undid it: it has happened.
     """
-    calls, undone, left = _calls(view)
+    calls, undone, left, attempts = _calls(view)
     found = []
     for call in calls:
         if call.number > after and (run is None or call.run == run):
@@ -503,6 +516,7 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
             elif call.number in left and call.read:
                 effect.status = ROLLED_BACK
             effect.agent, effect.branch = view.name, view.branch_name
+            effect.attempts = tuple(attempts.get(effect.key, ()))
             if call.holes:
                 effect._whole = partial(whole_args, view, call, effect)
             found.append(effect)
@@ -521,7 +535,7 @@ def whole_args(view: View, call: Call, effect: Effect) -> dict[str, Any]:
 
 def find_call(view: View, effect: Effect | str) -> Call:
     """The call that an effect, or the beginning of its key, names."""
-    calls, _, _ = _calls(view)
+    calls, *_ = _calls(view)
     if isinstance(effect, Effect) and not effect.key:  # a read
         found = [call for call in calls if (call.number, call.path) == (effect.number, effect.path)]
     else:
@@ -538,8 +552,11 @@ def find_call(view: View, effect: Effect | str) -> Call:
     return found[0]
 
 
-def _calls(view: View) -> tuple[list[Call], set[str], set[int]]:
-    """Every call of a line, oldest first, the keys of those that were undone, the numbers of those left behind."""
+def _calls(view: View) -> tuple[list[Call], set[str], set[int], dict[str, list[Attempt]]]:
+    """Every call of a line, oldest first, the keys of those that were undone, the numbers of those left behind.
+
+    And by their keys, each time that they were made.
+    """
     standing = Standing(view.line.records())
     past = Past(standing.records)
     calls = [*past.calls(), *_streaming(past)]
@@ -548,7 +565,8 @@ def _calls(view: View) -> tuple[list[Call], set[str], set[int]]:
     known |= {one.key for one in standing.effects}
     calls += [call for call in past.voided if call.intent is None or call.intent.key not in known]
     undone = {one.key for one in standing.effects if one.undone}
-    return sorted(calls, key=lambda call: call.number), undone, {call.number for call in past.voided}
+    behind = {call.number for call in past.voided}
+    return sorted(calls, key=lambda call: call.number), undone, behind, standing.attempts()
 
 
 def _streaming(past: Past) -> list[Call]:
@@ -575,6 +593,9 @@ def decided(view: View) -> list[dict[str, Any]]:
         elif isinstance(record, End) and record.how == "cancelled":
             why = record.fault[2] if record.fault is not None else ""
             found.append({**about, "what": "cancelled", "why": why, "by": record.by})
+        elif isinstance(record, Note) and record.what == "resume" and record.value is not None:
+            was = WORDS.get(record.name, record.name) or "interrupted"
+            found.append({**about, "what": "resumed", "was": was, "by": str(view.read(record.value))})
     return found
 
 

@@ -298,11 +298,14 @@ class RunPast:
         for path in self._forget_last({"cancelled", "error"}):
             self.waits.pop(path, None)  # one that timed out is begun anew
 
-    def resumed(self, at: int, by: str = "") -> rec.Note:
-        """The run is resumed: what is to be recorded about that. From then on it owns its branch."""
+    def resumed(self, at: int, by: str = "", asked: Value = None) -> rec.Note:
+        """The run is resumed: what is to be recorded about that. From then on it owns its branch.
+
+        ``asked``: the person who has asked for it.
+        """
         before = self.status
         self.end, self.back = None, False
-        return rec.Note(at, self.id, "resume", before, path=by)
+        return rec.Note(at, self.id, "resume", before, asked, path=by)
 
     def left(self) -> list[Call]:
         """What it has done, or may have done, to the world outside. What is inside of such a call is part of it."""

@@ -35,7 +35,7 @@ from holdfast.run.listing import (
     runs_of,
     signals_of,
 )
-from holdfast.run.past import ROLLED_BACK
+from holdfast.run.past import OPEN, ROLLED_BACK
 from holdfast.run.queues import Limits, QueueInfo
 from holdfast.run.records import STOP
 from holdfast.run.retention import Outlived, needed
@@ -278,6 +278,7 @@ class Store(below.Store):
         branch: str = below.MAIN,
         compensate: bool = False,
         wait_s: float = 0.0,
+        later: bool = False,
     ) -> RunInfo:
         """Cancel a run: one of ``store.runs()``, or an agent and the run's id; without it, the one that is open.
 
@@ -285,12 +286,14 @@ class Store(below.Store):
         raises ``Cancelled`` there, once, and in its children. One that nobody executes is left to a worker for
         ``wait_s`` seconds, which tells it so, and lets it clean up. Where none has come then, it ends, and its children
         before it; none of its functions is executed for that. What it did stands; with ``compensate`` it is undone, and
-        the run rolled back to its beginning. Returns what is known of the run when it has ended, or the time is over:
-        cancelled, or still running.
+        the run rolled back to its beginning. With ``later`` nobody waits: it is told so by whoever executes it next,
+        with the tools that undo; one that no worker finds by itself has to be resumed for that, afterwards. Returns
+        what is known of the run when it has ended, or the time is over: cancelled, or still running.
         """
         self._check_writable()
         if isinstance(agent, RunInfo):
-            return self.cancel(agent.agent, agent.id, branch=agent.branch, compensate=compensate, wait_s=wait_s)
+            more: dict[str, Any] = {"compensate": compensate, "wait_s": wait_s, "later": later}
+            return self.cancel(agent.agent, agent.id, branch=agent.branch, **more)
         waiting.check_seconds(wait_s)
         end_s = time.monotonic() + wait_s
         view = self._view(agent, branch)
@@ -303,8 +306,9 @@ class Store(below.Store):
                 hint="Return, or raise an exception of your own.",
             )
         # A run that waits, or was interrupted, is found by a worker if it has a row.
-        rows = {row.run for row in view.opened()} if wait_s > 0 and this.status in {"", "waiting"} else set()
-        left = opened.key(this.id) in rows
+        left = later and this.status in OPEN
+        if wait_s > 0 and this.status in {"", "waiting"}:
+            left = left or opened.key(this.id) in {row.run for row in view.opened()}
         if this.status != "cancelled" and (
             left or view.at_it() or not self._end_run(view, this.id, compensate=compensate)
         ):
@@ -315,8 +319,28 @@ class Store(below.Store):
             self._send(view, body)
             info = self._awaited(agent, branch, this.id, end_s)
             told = info.status == "running" or not info.cancelled_by  # by whoever executes it, or did
-            if not told and left and not self._end_run(view, this.id, compensate=compensate):
+            if not told and left and not later and not self._end_run(view, this.id, compensate=compensate):
                 return info  # a worker has come at the last moment, and finds the signal
+        return self._awaited(agent, branch, this.id, 0.0)
+
+    def resume(self, agent: str | RunInfo, run: str | None = None, *, branch: str = below.MAIN) -> RunInfo:
+        """Leave a run that has stopped to whoever works on this store: one that failed, say, or needs attention.
+
+        ``agent.resume`` executes one; here nothing is executed, and nobody needs its function. What came with a branch
+        or from elsewhere is adopted by that. What is in doubt stays so, unless the worker's probes can tell. Raises
+        ``AgentBusy`` while somebody writes the branch, and ``RunEnded`` where the run does not start again.
+        """
+        self._check_writable()
+        if isinstance(agent, RunInfo):
+            return self.resume(agent.agent, agent.id, branch=agent.branch)
+        view = self._view(agent, branch)
+        this = addressee(view, view.past(), run)
+        handle, known = self._found(agent, branch=branch, create=False)
+        try:
+            handle._hand_over(this.id, who())
+        finally:
+            if not known:
+                handle.close()
         return self._awaited(agent, branch, this.id, 0.0)
 
     def _awaited(self, agent: str, branch: str, run: str, end_s: float) -> RunInfo:
@@ -427,6 +451,19 @@ class Store(below.Store):
         self._check_open()
         self.flush()
         return schedule.listed(self)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Who works on this store now: ``pid``, ``host``, ``program``, ``since`` (in us), and the ``functions`` it has.
+
+        Of a program with very many functions, ``functions`` is empty.
+        """
+        self._check_open()
+        found = self._db.leases.holders()
+        return [
+            {**one, "functions": [name for name in said if isinstance(name, str)]}
+            for one in found
+            if isinstance(said := one.get("functions"), list)
+        ]
 
     def worker(self, *, concurrency: int = 16, tell: Callable[[Worked], None] | None = None) -> Worker:
         """Whoever resumes runs that were killed, have come due or were submitted: ``store.worker().run()``.

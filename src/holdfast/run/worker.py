@@ -49,7 +49,7 @@ from holdfast.run.scope import now_us
 from holdfast.run.steps import Aside, Long, twin
 from holdfast.store.catalog import View
 from holdfast.store.changes import Change
-from holdfast.store.engine import Unsure
+from holdfast.store.engine import Lease, Unsure
 from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.rows import Branch, Open
 
@@ -72,6 +72,12 @@ AWAY_POLL_S = 0.5
 """How often it looks whether a store is there again that could not be reached."""
 
 CONCURRENCY_MAX = 1000
+
+PLACES = 1000
+"""Workers that can be told apart from outside; a further one works unseen."""
+
+FUNCTIONS_MAX_BYTES = 2000
+"""Names of functions that a worker says it has. What a holder says of itself has a bound."""
 
 TRIES = 3
 """How often a run may end its worker without getting any further."""
@@ -169,6 +175,14 @@ class Worker:
 
     def run(self, *, drain: bool = False) -> None:
         """Work until ``stop`` is called; with ``drain`` until nothing can be resumed any more."""
+        present = self._present()
+        try:
+            self._run(drain=drain)
+        finally:
+            if present is not None:
+                present.release()
+
+    def _run(self, *, drain: bool) -> None:
         db, schedules = self._store._db, Schedules(self._store)
         seen: int | None = -1
         checked = False
@@ -203,6 +217,23 @@ class Worker:
         with suppress(*_AWAY):  # whoever comes next finds it out
             self._turns.say_entered()
 
+    def _present(self) -> Lease | None:
+        """Say that somebody works here: a lock of no branch, which is free when this process has ended, however."""
+        names = sorted(DURABLES)
+        functions = names if sum(map(len, names)) + 8 * len(names) < FUNCTIONS_MAX_BYTES else []
+        for place in range(PLACES):
+            try:
+                return self._store._db.leases.take(
+                    place.to_bytes(16, "big"), lambda: 0, lambda _: True, {"functions": functions}, b=0, wait_s=0.0,
+                    takeover=False,
+                )  # fmt: skip
+            except AgentBusy:
+                continue  # another worker's
+            except HoldfastError as error:
+                log.warning("nobody sees that this worker is here: %s", error.message)
+                break
+        return None
+
     async def arun(self, *, drain: bool = False) -> None:
         """As run(), without blocking the event loop. Cancelling it stops the worker, and waits for what it executes."""
         try:
@@ -216,7 +247,10 @@ class Worker:
         b = view._branch.b
         for row in self._store._db.view.opened(b, []):
             if (row.run, row.signal) == (opened.key(run), b""):
-                job = self._jobs[b] = _Job(view._agent, view._branch, run, row.body["function"], row.queue, row.turn)
+                job = _Job(view._agent, view._branch, run, row.body["function"], row.queue, row.turn)
+                with self._state:
+                    if self._jobs.setdefault(b, job) is not job:
+                        return  # it is executed here already
                 self._work(job)
 
     def end(self) -> None:

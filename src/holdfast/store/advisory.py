@@ -54,8 +54,8 @@ _LOCK = (
     " ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET until = excluded.until, body = excluded.body RETURNING key"
 )
 _CONFIRM = (
-    f"UPDATE lease SET until = {CLOCK} + ? FROM branch WHERE lease.key = ANY(string_to_array(?, ',')::bigint[])"
-    " AND branch.b = lease.b AND branch.generation = lease.generation RETURNING lease.key"
+    f"UPDATE lease SET until = {CLOCK} + ? WHERE key = ANY(string_to_array(?, ',')::bigint[]) AND (b = 0 OR EXISTS"
+    " (SELECT 1 FROM branch WHERE branch.b = lease.b AND branch.generation = lease.generation)) RETURNING key"
 )
 
 

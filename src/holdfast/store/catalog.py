@@ -182,10 +182,19 @@ class View:
                 changed[a] = at
         return changed
 
-    def by_change(self) -> list[int]:
-        """Every agent's handle, the most recently changed first, as they are stored."""
-        changed = self._last_changed()
-        return sorted(changed, key=lambda a: (changed[a], a), reverse=True)
+    def in_order(self, by: str) -> list[int] | None:
+        """Every agent's handle, as they are stored: by ``name``, or by what its branches say, the most of it first.
+
+        ``updated``: the most recently changed first, ``oldest`` last; ``checkpoints``: the longest line first. None:
+        the order of names cannot be seen in an encrypted store.
+        """
+        if by == "name":
+            return None if self.cipher.keyed else [a for (a,) in self.reader.run("SELECT a FROM agent ORDER BY name")]
+        found = self._last_changed()
+        if by == "checkpoints":
+            depths = self.reader.run("SELECT a, max(depth) FROM branch WHERE a > 0 GROUP BY a")
+            return [a for _, _, a in sorted(((depth, found.get(a, 0), a) for a, depth in depths), reverse=True)]
+        return sorted(found, key=lambda a: (found[a], a), reverse=by != "oldest")
 
     def lately(self, after_us: int) -> list[Counted]:
         """As ``census()``, of those that have changed since."""

@@ -30,10 +30,12 @@ SIZED = 100
 SIZING_S = 0.1
 """For so long a page waits for sizes that are not known yet. The next one has more of them."""
 REMEMBERED_MOST = 50_000
-SORTS = ("updated", "name")
+SORTS = ("updated", "oldest", "name", "checkpoints", "status")
+"""Not by size: that has to be measured, one agent after another."""
 # What somebody may look for. Those of runs come first, what needs a person at their head.
 OF_RUNS = ("needs attention", "interrupted", "failed", "running", "waiting", "queued")
 STATUSES = (*OF_RUNS, "in doubt", "open")
+URGENT = ("in doubt", "needs attention", "interrupted", "running", "waiting", "queued", "open")
 
 _KNOWN: dict[tuple[str, ...], tuple[object, Any]] = {}
 
@@ -42,7 +44,7 @@ def agents(store: Store, asked: Asked) -> dict[str, Any]:
     """One page of the fleet, with what all of it does."""
     query = asked.text("q", "", most=200).strip()
     status = asked.choice("status", "", STATUSES)
-    sort = asked.choice("sort", "updated", SORTS)
+    sort: Any = asked.choice("sort", "updated", SORTS)
     writers = _by_agent(store.writers())
     doubts = Counter(one.agent for one in store.effects(in_doubt=True, limit=DOUBTS_MOST))
     pattern = _pattern(query)
@@ -51,8 +53,11 @@ def agents(store: Store, asked: Asked) -> dict[str, Any]:
     if status:
         names, at_least = _in_status(store, status, pattern, offset + ON_PAGE, writers)
         found, total = _infos(store, names[offset:][:ON_PAGE]), len(names)
+    elif sort == "status":
+        names, total = _by_urgency(store, pattern, offset + ON_PAGE, writers)
+        found = _infos(store, names[offset:][:ON_PAGE])
     else:
-        page = store.agents(pattern, limit=ON_PAGE, offset=offset, sort="name" if sort == "name" else "updated")
+        page = store.agents(pattern, limit=ON_PAGE, offset=offset, sort=sort)
         if offset and not page:
             found, total = [], len(first := store.agents(pattern, limit=1)) + first.more  # it is behind the last one
         else:
@@ -187,6 +192,20 @@ def _in_status(
         if len(names) > wanted or not read.more:
             return names, bool(read.more)
         limit *= 4
+
+
+def _by_urgency(store: Store, pattern: str | None, wanted: int, writers: Iterable[str]) -> tuple[list[str], int]:
+    """Names of at least ``wanted`` agents, those that need somebody or do something first; and how many there are."""
+    fits = re.compile(fnmatch.translate(pattern or "*")).match
+    changed = {name: at for name, at in store.updated().items() if fits(name)}
+    names: dict[str, None] = {}
+    for status in URGENT:
+        names |= dict.fromkeys(_in_status(store, status, pattern, wanted, writers)[0])
+        if len(names) >= wanted:
+            break
+    else:
+        names |= dict.fromkeys(sorted(changed, key=lambda name: changed[name], reverse=True))
+    return list(names), len(changed)
 
 
 def _infos(store: Store, names: Iterable[str]) -> list[AgentInfo]:

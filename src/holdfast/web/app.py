@@ -109,6 +109,7 @@ ACTIONS: dict[str, Act] = {
     "/edit": state.edit,
     "/resolve": runs.resolve,
     "/signal": runs.signal,
+    "/resume": runs.resume,
     "/cancel": runs.cancel,
     "/fork": runs.fork,
     "/rollback": back.rollback,

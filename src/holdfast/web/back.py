@@ -81,11 +81,8 @@ def _args(effect: Any) -> Any:
 
 def rollback(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - the house has said who acts
     """Go back, if everything is as it was shown."""
-    name, branch, to = (
-        asked.text("agent", most=1_024),
-        asked.text("branch", "main", most=400),
-        asked.text("to", most=1_200),
-    )
+    name, branch = asked.text("agent", most=1_024), asked.text("branch", "main", most=400)
+    to = asked.text("to", most=1_200)
     if asked.text("typed", "", most=1_024) != name:
         raise BadOption(
             "the name that was typed is not the agent's", hint=f"Type {name} to go back. Nothing was changed."

@@ -22,6 +22,9 @@ from holdfast.web.words import address
 
 DUMPS = 500
 """The newest ones, which are read. More than are kept by default."""
+LOGS, LOG = 100, 1_000
+"""Lines of the log, and characters of each."""
+LARGEST = 8
 SAID = "causes.jsonl"
 SAID_MOST_BYTES = 4 << 20
 _KNOWN = 2_000
@@ -58,7 +61,10 @@ def dumps(store: Store, asked: Asked) -> dict[str, Any]:
 
 
 def dump(store: Store, asked: Asked) -> dict[str, Any]:
-    """One dump: as ``dump show --json``, and the commands that go on from it."""
+    """One dump: as ``dump show --json``, all its threads and tasks, and the commands that go on from it.
+
+    With ``stack`` one of them with its values, with ``object`` what is inside one of these.
+    """
     folder = Path(crash.folder_of(store.place))
     name = asked.text("file", most=300)
     path = next((one for one in crash.dumps(folder) if one.name == name), None)
@@ -66,8 +72,16 @@ def dump(store: Store, asked: Asked) -> dict[str, Any]:
         raise NotInDump(
             f"there is no dump {name!r} in {folder}", hint="It may have been removed: see the list of dumps."
         )
+    stack, number = asked.text("stack", "", most=100), asked.number("object", -1, 0, 2**53)
     with crash.open_dump(path) as opened:
-        told = crash.dump_json(opened)
+        told = {**crash.dump_json(opened), **crash.stacks_json(opened)}
+        told["logs"] = [
+            {"at": one.at, "level": one.level[:20], "logger": one.logger[:100], "text": one.text[:LOG]}
+            for one in opened.log_records[-LOGS:]
+        ]
+        told["heap"]["largest"] = [[name[:200], *rest] for name, *rest in opened.heap.largest[:LARGEST]]
+        told["stack"] = crash.stack_json(opened, stack) if stack else None
+        told["object"] = crash.object_json(opened, number) if number >= 0 else None
     return {
         **told,
         "name": path.name,

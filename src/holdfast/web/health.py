@@ -112,6 +112,9 @@ def _working(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
     urgent = runs.get("needs attention", 0) + runs.get("interrupted", 0)
     where = "/?status=needs+attention" if runs.get("needs attention") else "/?status=interrupted" if urgent else ""
     yield Fact("Open runs", waits, "warning" if urgent else "ok", to=where)
+    workers = store.workers()
+    who = ", ".join(sorted(f"process {one.get('pid')} on {one.get('host')}" for one in workers[:5]))
+    yield Fact("Workers", count(len(workers), "worker") if workers else "none", detail=who)
     if runs.get("due"):
         hint = "They go on when a worker comes."
         yield Fact("Due", count(runs["due"], "run"), "note", hint, "holdfast worker PROGRAM")
@@ -130,7 +133,8 @@ def _places(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
     except NotADump as error:
         yield Fact("Dumps", "cannot be read", "warning", error.message)
     else:
-        yield Fact("Dumps", count(number, "dump") if number else "none", "note" if number else "ok")
+        to = "/dumps" if number else ""
+        yield Fact("Dumps", count(number, "dump") if number else "none", "note" if number else "ok", to=to)
     for place in filter(None, (stats["objects"], *stats["cold"])):
         reached = bool(place["reachable"])
         said = f"{count(place['packs'], 'pack')} in {place['place']}"

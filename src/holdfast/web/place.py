@@ -11,13 +11,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.to_thread
 
 import holdfast
 from holdfast.errors import HoldfastError, StoreFailed
+from holdfast.run import DURABLES, Worker
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ AT_ONCE = 6
 """Questions and changes that go on at the same time; others wait."""
 QUESTION_S = 30.0
 """After so long somebody is told that a question takes too long."""
+GRACE_S = 30.0
+"""So long the page waits, when it is stopped, for runs that it was asked to go on with."""
 
 
 @dataclass
@@ -79,7 +84,22 @@ class Place:
     def close(self) -> None:
         with self._lock, suppress(HoldfastError):
             if self._store is not None:
+                worker = _working.pop(self._store, None)
+                if worker is not None:
+                    worker.stop(GRACE_S)
                 self._store.close()
+
+
+_working: WeakKeyDictionary[holdfast.Store, Worker] = WeakKeyDictionary()
+
+
+def go_on(store: holdfast.Store, run: holdfast.RunInfo) -> bool:
+    """Go on with a run in this process, if the programs that were loaded have its function. Nobody waits for it."""
+    if store.inert or run.function not in DURABLES:
+        return False
+    worker = _working.setdefault(store, store.worker())
+    Thread(target=worker.one, args=(run.agent, run.branch, run.id), name="holdfast-run", daemon=True).start()
+    return True
 
 
 def _identity(place: str) -> tuple[int, int] | None:

@@ -1,8 +1,8 @@
 """Runs and effects: what an agent did outside, in time; what is in doubt, and deciding it; signals, cancelling, forks.
 
-Owns how much of a run is shown. What needs the user's own functions (resuming, probing, undoing) is not done here: the
-page says the command. What always holds: only what somebody decided with a reason is recorded as decided; nothing is
-taken from whoever executes a run.
+Owns how much of a run is shown. What needs the user's own functions (resuming, probing, undoing) is left to a worker,
+or done here where ``--load`` has brought them. What always holds: only what somebody decided with a reason is recorded
+as decided; nothing is taken from whoever executes a run.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any
 
 from holdfast import Effect, Store
 from holdfast.errors import BadOption, HoldfastError, command
+from holdfast.run import DURABLES
 from holdfast.schemas import effect_json, run_json, signal_json
+from holdfast.web.agents import writer_of
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief
+from holdfast.web.place import go_on
 from holdfast.web.timeline import reader
 from holdfast.web.words import address
 
@@ -23,6 +26,8 @@ CALLS = 60
 """Calls of a run on one page."""
 RECENT = 50
 SIGNALS = 50
+WORKERS = 50
+ATTEMPTS = 20
 EVENTS = 200
 
 
@@ -67,8 +72,15 @@ def run(store: Store, asked: Asked) -> dict[str, Any]:
         "live": agent.name,
         "branch": branch,
         "run": run_json(info, write=cut),
+        "left": info.left,
+        "here": not store.inert and info.function in DURABLES,
+        "workers": [
+            {**writer_of(one), "has_it": not one["functions"] or info.function in one["functions"]}
+            for one in store.workers()[:WORKERS]
+        ],
         "effects": [
-            effect_json(one, write=cut if one.number == wanted else _short) for one in calls[first : first + CALLS]
+            {**effect_json(one, write=cut if one.number == wanted else _short), "attempts": _attempts(one)}
+            for one in calls[first : first + CALLS]
         ],
         "total": len(calls),
         "page": page,
@@ -76,7 +88,7 @@ def run(store: Store, asked: Asked) -> dict[str, Any]:
         "more": max(0, len(calls) - first - CALLS),
         "signals": [signal_json(one, write=_short) for one in sent[-SIGNALS:]],
         "commands": {
-            "resume": command("run", "PROGRAM:FUNCTION", "--agent", where),
+            "resume": command("runs", "resume", where, id),
             "worker": command("worker", "PROGRAM"),
             "cancel": command("runs", "cancel", where, id, "--undo", "--load", "PROGRAM"),
             "fork": command("runs", "fork", where, id, "--at", "POSITION", "--branch", "NEW"),
@@ -109,6 +121,15 @@ def _short(value: Any) -> Any:
     return brief(value, 120, 6, 20)
 
 
+def _attempts(effect: Effect) -> list[dict[str, Any]]:
+    """Each time that a call was made, the newest ones; nothing where it was made once."""
+    return [
+        {"number": one.number, "at": one.at.isoformat(), "ended": one.ended.isoformat() if one.ended else None,
+         "how": one.how, "why": one.why[:400]}
+        for one in effect.attempts[-ATTEMPTS:] if len(effect.attempts) > 1
+    ]  # fmt: skip
+
+
 def _evidence(effect: Effect) -> dict[str, Any]:
     """What is known about a call that is in doubt."""
     with suppress(HoldfastError):
@@ -138,25 +159,32 @@ def resolve(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - the 
 
 def signal(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
     """Send a signal to a run, or to whichever asks next."""
-    name, branch, id = (
-        asked.text("agent", most=1_024),
-        asked.text("branch", "main", most=400),
-        asked.text("run", "", most=400),
-    )
+    name, branch, id = _meant(asked, "")
     value = asked.value("value", "null")
     store.signal(name, asked.text("signal", most=200), value, run=id or None, any_run=not id, branch=branch)
     return address("/run", agent=name, id=id, branch=branch) if id else address("/runs", agent=name)
 
 
-def cancel(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
-    """Cancel a run, whoever executes it. What it did stays."""
-    name, branch, id = (
-        asked.text("agent", most=1_024),
-        asked.text("branch", "main", most=400),
-        asked.text("run", most=400),
-    )
-    store.cancel(name, id, branch=branch)
+def resume(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
+    """Leave a run that has stopped to a worker, or go on with it here."""
+    name, branch, id = _meant(asked)
+    go_on(store, store.resume(name, id, branch=branch))
     return address("/run", agent=name, id=id, branch=branch)
+
+
+def cancel(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
+    """Cancel a run, whoever executes it. What it did stays, or is undone by whoever has the tools for that."""
+    name, branch, id = _meant(asked)
+    undo = asked.flag("undo")
+    info = store.cancel(name, id, branch=branch, compensate=undo, later=undo and store.inert)
+    if info.status in {"interrupted", "waiting", "needs attention"} and not info.left:
+        store.resume(info)  # by whoever comes next it is told first of all that it was cancelled
+    return address("/run", agent=name, id=id, branch=branch)
+
+
+def _meant(asked: Asked, run: str | None = None) -> tuple[str, str, str]:
+    """The run that a form is about: its agent, its branch, its id."""
+    return asked.text("agent", most=1_024), asked.text("branch", "main", most=400), asked.text("run", run, most=400)
 
 
 def fork(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above

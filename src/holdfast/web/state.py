@@ -11,9 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
-from holdfast import Agent, Checkpoint, Record, Store
+from holdfast import Agent, Change, Checkpoint, Record, Store
 from holdfast.errors import BadOption, format_path
 from holdfast.schemas import kind_of, text_of
 from holdfast.text import count, size
@@ -22,6 +22,8 @@ from holdfast.web.asked import Asked
 from holdfast.web.brief import array_kind, brief, change_brief, shorter
 from holdfast.web.timeline import reader
 from holdfast.web.words import address
+
+T = TypeVar("T")
 
 PAGE = 100
 """Items of a container that are sent at once."""
@@ -36,21 +38,34 @@ CHANGES = 200
 SEARCH_S = 3.0
 HITS = 100
 PATH_MOST = 4_000
-_KEPT = 3
-"""States that were looked at last, and are read already."""
+_KEPT = 6
+"""States that were looked at last, and what changed in them: they are read already."""
 _WIDE = 1_000_000  # items of a container that a search looks at, so many at a time
 _STRIDE = 500
 
-_kept: OrderedDict[tuple[int, str], Checkpoint] = OrderedDict()
+_kept: OrderedDict[tuple[int, str, str], Any] = OrderedDict()
 _lock = threading.Lock()
 
 
 def _opened(store: Store, agent: Agent, revision: str) -> Checkpoint:
     """A checkpoint, with what was read of its state before."""
     found = agent.at(revision or None)
+    kept: Checkpoint = _keep((id(store), found.id, "state"), found)
+    return kept
+
+
+def _changes(store: Store, checkpoint: Checkpoint) -> list[Change]:
+    """What it changed. To work that out, the way to the places is read once more, which of a large state is long."""
+    key = (id(store), checkpoint.id, "changes")
+    kept: list[Change] | None = _kept.get(key)
+    return kept if kept is not None else _keep(key, checkpoint.changes(large=False))
+
+
+def _keep(key: tuple[int, str, str], found: T) -> T:
+    """The one that is kept of equal ones."""
     with _lock:
-        kept = _kept.setdefault((id(store), found.id), found)
-        _kept.move_to_end((id(store), found.id))
+        kept: T = _kept.setdefault(key, found)
+        _kept.move_to_end(key)
         while len(_kept) > _KEPT:
             _kept.popitem(last=False)
     return kept
@@ -62,7 +77,7 @@ def state(store: Store, asked: Asked) -> dict[str, Any]:
     checkpoint = _opened(store, agent, asked.text("at", "", most=1_200))
     path = asked.text("path", "", most=PATH_MOST)
     hidden = [] if asked.flag("bookkeeping") else checkpoint.bookkeeping
-    changed = [one for one in checkpoint.changes(large=False) if not (hidden and one.bookkeeping)]
+    changed = [one for one in _changes(store, checkpoint) if not (hidden and one.bookkeeping)]
     before = checkpoint.previous_id
     return {
         "agent": agent.name,

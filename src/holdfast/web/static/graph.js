@@ -57,7 +57,9 @@ export class Graph {
       button("+", "Larger (key +)", () => this.change(1)),
       button("⇤", "To the oldest (Home)", () => this.go(0)),
       button("⇥", "To the newest (End)", () => this.go(this.list.length - 1)),
-      el("span", { class: "quiet" }, "Arrow keys walk, Enter opens the state."));
+      el("span", { class: "quiet" }, "Arrow keys walk, Enter opens the state."),
+      el("span", { class: "legend quiet end" }, ...[["write", "a call that changed something"], ["read", "only read"],
+        ["bad", "in doubt"]].map(([key, text]) => el("span", { class: `key-${key}` }, text)), "dashed: left behind"));
   }
 
   change(by) {
