@@ -180,7 +180,7 @@ def test_threads_share_a_ledger_and_checkpoints_are_taken_meanwhile(agent, ledge
     def work(name):
         for number in range(20):
             ledger.append(intent(f"{name}/{number}"), flush=True)
-            ledger.append(done(f"{name}/{number}"))
+            (ledger.gather if number % 2 else ledger.append)(done(f"{name}/{number}"))
 
     threads = [threading.Thread(target=work, args=(str(name),)) for name in range(5)]
     for thread in threads:
@@ -220,7 +220,10 @@ def test_a_disk_that_is_full_now_and_then_loses_nothing_that_was_accepted(store_
     def work(name):
         for number in range(40):
             path = f"{name}/{number}"
-            attempt(path, lambda path=path, number=number: ledger.append(done(path), flush=number % 2 == 0))
+            if number % 3:
+                attempt(path, lambda path=path, number=number: ledger.append(done(path), flush=number % 2 == 0))
+            else:
+                attempt(path, lambda path=path: ledger.gather(done(path)))
 
     failing.set()
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]

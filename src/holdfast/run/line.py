@@ -15,11 +15,12 @@ from holdfast.agent.opened import difference, wanted
 from holdfast.errors import Damaged, ReadOnly
 from holdfast.run.arguments import Stowed, not_there
 from holdfast.run.opened import decode, decoded, follow, key, rows_of
-from holdfast.run.records import Begin, LetGo, Note, Record, RolledBack, id_key
+from holdfast.run.records import Begin, Done, LetGo, Note, Record, RolledBack, id_key
 from holdfast.store.changes import UNCHANGED, NewRecord, Opens
 from holdfast.store.database import Database
 from holdfast.store.engine import Shared
 from holdfast.store.rows import Branch, Open
+from holdfast.store.writer import HOLD_S
 
 _LOOK_BACK = 16
 """Records; what a line says about itself is looked for among so many first."""
@@ -28,6 +29,14 @@ _LOOK_BACK = 16
 def entries(*records: Record) -> list[NewRecord]:
     """Records as a branch's writer takes them, alone or with a checkpoint (``capture(note=...)``)."""
     return [NewRecord(one.MARK, one.refs, one.encode(), key=one.lookup, follow=follow(one)) for one in records]
+
+
+def patience_s(read: Done) -> float:
+    """How long the outcome of a read may wait for company; 0: no longer than anything else.
+
+    A kill may cost the call and the work since. Both together are at most ``HOLD_S``, unless the call alone is more.
+    """
+    return max(0.0, HOLD_S - max(0, read.at - read.started) / 1e6)
 
 
 def _readonly() -> ReadOnly:
@@ -78,6 +87,14 @@ class Line:
             raise _readonly()
         nodes, chunks = (stowed.nodes, stowed.chunks) if stowed is not None else (None, None)
         return self._writer.append(self.entries(*records), nodes=nodes, chunks=chunks, flush=flush, soon=soon)
+
+    def gather(self, outcome: Record, stowed: Stowed | None = None) -> None:
+        """Write an outcome that nobody waits for at the end, soon: that of a read with others, which come meanwhile."""
+        apart = stowed is not None and (stowed.nodes or stowed.chunks)
+        if self._writer is None or apart or not isinstance(outcome, Done) or outcome.of or outcome.event:
+            self.append(outcome, stowed=stowed)
+        else:  # it changes no row of an open run, and names nothing
+            self._writer.gather(entries(outcome)[0], patience_s(outcome))
 
     def append_both(self, intent: Record, outcome: Callable[[int], Record]) -> int:
         """Write an intent and its outcome, which is made of its number, so that no crash divides them. Durable then."""
