@@ -76,7 +76,8 @@ class Pending:
     @property
     def tip(self) -> Branch:
         """What the branch is to be: its handles are known when it is written."""
-        self._fix()
+        if self._gathered is not None:
+            self._fix()
         return self._tip
 
     @tip.setter
@@ -85,7 +86,8 @@ class Pending:
 
     @property
     def records(self) -> Sequence[NewRecord]:
-        self._fix()
+        if self._gathered is not None:
+            self._fix()
         return self._records
 
     @records.setter
@@ -113,12 +115,11 @@ class Pending:
 
     def _fix(self) -> None:
         """No more records come. Cut short anywhere, it can be done again."""
-        if self._gathered is not None:
-            with self._fixing:
-                gathered = self._gathered or self._records  # another thread has just done it
-                count, chain = chained(self._stood.end, gathered)
-                self._records, self._tip = gathered, self._stood._replace(records=count, chain=chain)
-                self._gathered = None
+        with self._fixing:
+            gathered = self._gathered or self._records  # another thread has just done it
+            count, chain = chained(self._stood.end, gathered)
+            self._records, self._tip = gathered, self._stood._replace(records=count, chain=chain)
+            self._gathered = None
 
     @property
     def settled(self) -> bool:
