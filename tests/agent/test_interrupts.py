@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -201,11 +202,11 @@ def test_interrupts_where_records_are_gathered():
 
             def waiting(name):
                 agent = begun(store, name)
-                agent._writer.gather(NewRecord(0, b"", b"one"), 5.0)
+                agent._writer.gather(partial(NewRecord, 0, b"", b"one"), 10, 5.0)
                 return agent
 
             def more(agent):
-                agent._writer.gather(NewRecord(0, b"", b"two"), choose.choice((0.0, 5.0)))
+                agent._writer.gather(partial(NewRecord, 0, b"", b"two"), 10, choose.choice((0.0, 5.0)))
                 return agent._writer.position
 
             whole = waiting("whole")
@@ -216,7 +217,7 @@ def test_interrupts_where_records_are_gathered():
                 interrupted(lambda agent=agent: more(agent), first, choose.choice((Alarm, KeyboardInterrupt)))
                 if first % 3 == 0:
                     interrupted(agent.flush, choose.randrange(1, points))
-                agent._writer.gather(NewRecord(0, b"", b"three"), 5.0)
+                agent._writer.gather(partial(NewRecord, 0, b"", b"three"), 10, 5.0)
                 agent.state["log"].append("more")
                 elsewhere(lambda agent=agent: agent.checkpoint("after"))
             elsewhere(store.close)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent import metadata, watchers
 from holdfast.agent.history import children, chunks_of
 from holdfast.agent.layers import ANY, MOMENTARY, Layer, Looked
-from holdfast.agent.pending import Now, Pending
+from holdfast.agent.pending import Gathered, Now, Pending
 from holdfast.agent.points import Rest
 from holdfast.agent.schedule import TRIGGERS
 from holdfast.agent.when import When
@@ -910,33 +910,35 @@ class BranchWriter:
             self._written_or_raise(made)
         return made.tip.records
 
-    def gather(self, record: NewRecord, patience_s: float) -> None:
+    def gather(self, record: Gathered, size_bytes: int, patience_s: float) -> None:
         """Write a record that names nothing at the end of the line, in a transaction with others that come soon.
 
         Nobody waits for it, nor asks for its number. It may wait so long, and is written with whatever comes after it.
+        It is of about that size, far below what is too long, and what makes it must not fail.
         """
-        checked((record,))
         self._check_writable("something was to be recorded")
         with self.lock, self._undivided():
             pending, guard = self._now.pending, self._guard() if self._guard is not None else None
-            if pending and self._add(pending[-1], record, patience_s, guard):
+            if pending and self._add(pending[-1], record, size_bytes, patience_s, guard):
                 return
             self._settle()
             now, made = self._now, Pending(self._now.tip)
             made.opened, made.guard = self.opened, guard
             made.lazy, made.patience_s = True, patience_s
-            made.gather(record)
+            made.gather(record, size_bytes)
             self._now = Now(now.firm, (*now.pending, made), now.onto, now.opened)
             self._write(made)
         self._written_or_raise(made)
 
-    def _add(self, last: Pending, record: NewRecord, patience_s: float, guard: tuple[int, int] | None) -> bool:
+    def _add(
+        self, last: Pending, record: Gathered, size_bytes: int, patience_s: float, guard: tuple[int, int] | None
+    ) -> bool:
         """Let a record go with those that wait; False where none do, or they must not have it."""
         job = last.job
         if job is None or not job.handed or job.finished or not last.has_room() or last.guard != guard:
             return False
         check_poison(self._db.engine)
-        if not last.add(record):
+        if not last.add(record, size_bytes):
             return False
         self._db.writers.hasten(job, patience_s if last.has_room() else None, self._now.firm.b)
         return True

@@ -23,6 +23,9 @@ from holdfast.store.writer import ENOUGH, Job
 GATHERED_BYTES = 2**18
 """How much may be gathered in one change, so that what waits for a slow disk stays small."""
 
+Gathered = Callable[[], NewRecord]
+"""Makes a record when it is fixed, mostly in the writer's thread: whoever gathers does not wait for that."""
+
 _EMPTY: Mapping[bytes, bytes] = MappingProxyType({})
 
 
@@ -67,7 +70,7 @@ class Pending:
     began_s = 0.0  # when its maker was stopped for it, by the monotonic clock
     stall_us = 0  # for how long
     _records: Sequence[NewRecord] = ()
-    _gathered: list[NewRecord] | None = None  # records as they come, until it is fixed which they are
+    _gathered: list[Gathered] | None = None  # records as they come, until it is fixed which they are
     _gathered_bytes = 0
 
     def __init__(self, tip: Branch) -> None:
@@ -94,18 +97,18 @@ class Pending:
     def records(self, records: Sequence[NewRecord]) -> None:
         self._records = records
 
-    def gather(self, first: NewRecord) -> None:
+    def gather(self, first: Gathered, size_bytes: int) -> None:
         """Let records come to it, this one first, until somebody wants to know which they are."""
         self._stood, self._fixing = self._tip, threading.RLock()  # a signal handler may ask in the middle
-        self._gathered, self._gathered_bytes = [first], len(first.body)
+        self._gathered, self._gathered_bytes = [first], size_bytes
 
-    def add(self, record: NewRecord) -> bool:
+    def add(self, record: Gathered, size_bytes: int) -> bool:
         """One more record; False: it is fixed which it has."""
         with self._fixing:  # the thread that writes it may be about to fix it
             if self._gathered is None:
                 return False
             self._gathered.append(record)
-            self._gathered_bytes += len(record.body)
+            self._gathered_bytes += size_bytes
             return True
 
     def has_room(self) -> bool:
@@ -116,10 +119,11 @@ class Pending:
     def _fix(self) -> None:
         """No more records come. Cut short anywhere, it can be done again."""
         with self._fixing:
-            gathered = self._gathered or self._records  # another thread has just done it
-            count, chain = chained(self._stood.end, gathered)
-            self._records, self._tip = gathered, self._stood._replace(records=count, chain=chain)
-            self._gathered = None
+            if self._gathered is not None:  # otherwise another thread has just done it
+                records = [make() for make in self._gathered]
+                count, chain = chained(self._stood.end, records)
+                self._records, self._tip = records, self._stood._replace(records=count, chain=chain)
+                self._gathered = None
 
     @property
     def settled(self) -> bool:

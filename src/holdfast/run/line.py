@@ -9,9 +9,12 @@ record that is lost is never passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from functools import partial
 
 from holdfast.agent.branch import BranchWriter, read_line
 from holdfast.agent.opened import difference, wanted
+from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.errors import Damaged, ReadOnly
 from holdfast.run.arguments import Stowed, not_there
 from holdfast.run.opened import decode, decoded, follow, key, rows_of
@@ -22,13 +25,26 @@ from holdfast.store.engine import Shared
 from holdfast.store.rows import Branch, Open
 from holdfast.store.writer import HOLD_S
 
+_INLINE = frozenset({bytes, type(None)})
 _LOOK_BACK = 16
 """Records; what a line says about itself is looked for among so many first."""
 
 
 def entries(*records: Record) -> list[NewRecord]:
     """Records as a branch's writer takes them, alone or with a checkpoint (``capture(note=...)``)."""
-    return [NewRecord(one.MARK, one.refs, one.encode(), key=one.lookup, follow=follow(one)) for one in records]
+    return [_entry(one) for one in records]
+
+
+def _entry(one: Record) -> NewRecord:
+    return NewRecord(one.MARK, one.refs, one.encode(), key=one.lookup, follow=follow(one))
+
+
+def _is_plain(outcome: Done) -> bool:
+    """Whether it says what a read returned, and names nothing: it can be encoded later, is short, and does not fail."""
+    if outcome.of or outcome.event or outcome.how != "value" or outcome.fault is not None or outcome.holes is not None:
+        return False
+    inline = type(outcome.value) in _INLINE and type(outcome.args) in _INLINE
+    return inline and len(outcome.path) <= INLINE_MAX_BYTES
 
 
 def patience_s(read: Done) -> float:
@@ -90,11 +106,12 @@ class Line:
 
     def gather(self, outcome: Record, stowed: Stowed | None = None) -> None:
         """Write an outcome that nobody waits for at the end, soon: that of a read with others, which come meanwhile."""
-        apart = stowed is not None and (stowed.nodes or stowed.chunks)
-        if self._writer is None or apart or not isinstance(outcome, Done) or outcome.of or outcome.event:
+        if self._writer is None or not isinstance(outcome, Done) or not _is_plain(outcome):
             self.append(outcome, stowed=stowed)
-        else:  # it changes no row of an open run, and names nothing
-            self._writer.gather(entries(outcome)[0], patience_s(outcome))
+        else:
+            size_bytes = len(outcome.path) + len(outcome.value or b"") + len(outcome.args or b"")  # type: ignore[arg-type]
+            kept = copy(outcome)  # it is encoded later, and whoever has made it may use it for something else
+            self._writer.gather(partial(_entry, kept), size_bytes, patience_s(outcome))
 
     def append_both(self, intent: Record, outcome: Callable[[int], Record]) -> int:
         """Write an intent and its outcome, which is made of its number, so that no crash divides them. Durable then."""
