@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -189,6 +190,42 @@ def test_interrupts_where_records_that_wait_are_taken_along(others):
                 assert list(agent.state["log"])[-2:] == ["unsaved", "more"]
                 found = [record.body for record in branch.read_line(store._db.view, agent._branch.b)]
                 assert found == [b"one", b"two", b"three", b"four"]
+            report = store.verify()
+            assert report.ok, str(report)
+
+
+def test_interrupts_where_records_are_gathered():
+    """What was accepted is there, once, in its place; what was interrupted is there once, or not at all."""
+    choose = random.Random(5)
+    with memory() as folder:
+        with Store.opened(folder / "store") as store:
+
+            def waiting(name):
+                agent = begun(store, name)
+                agent._writer.gather(partial(NewRecord, 0, b"", b"one"), 10, 5.0)
+                return agent
+
+            def more(agent):
+                agent._writer.gather(partial(NewRecord, 0, b"", b"two"), 10, choose.choice((0.0, 5.0)))
+                return agent._writer.position
+
+            whole = waiting("whole")
+            points, _ = interrupted(lambda: more(whole), 0)
+            every = range(1, points + 1)
+            for first in every:
+                agent = waiting(f"{first}")
+                interrupted(lambda agent=agent: more(agent), first, choose.choice((Alarm, KeyboardInterrupt)))
+                if first % 3 == 0:
+                    interrupted(agent.flush, choose.randrange(1, points))
+                agent._writer.gather(partial(NewRecord, 0, b"", b"three"), 10, 5.0)
+                agent.state["log"].append("more")
+                elsewhere(lambda agent=agent: agent.checkpoint("after"))
+            elsewhere(store.close)
+        with Store.opened(folder / "store") as store:
+            for first in every:
+                agent = store.agent(f"{first}", readonly=True)
+                found = [record.body for record in branch.read_line(store._db.view, agent._branch.b)]
+                assert found in ([b"one", b"two", b"three"], [b"one", b"three"])
             report = store.verify()
             assert report.ok, str(report)
 

@@ -65,4 +65,6 @@ def test_the_documented_bounds_are_those_of_the_code():
     page = (ROOT / "docs" / "guide" / "durability.md").read_text(encoding="utf-8")
     assert f"{branch.PENDING_MAX:,} changes of a branch" in page
     assert f"{writer.QUEUE_BYTES // 2**20} MiB" in page
-    assert f"{writer.GATHER_S * 1e3:g} ms" in page
+    assert f"those of the last {writer.GATHER_S * 1e3:g} ms" in page
+    reads = f"began in the last {writer.HOLD_S * 1e3:g} ms, or that ended in the last {writer.GATHER_S * 1e3:g} ms"
+    assert reads in page

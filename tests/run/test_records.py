@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import CorruptValue, HoldfastError
 from holdfast.run import records as rec
@@ -84,3 +85,9 @@ def test_a_key_differs_by_branch_incarnation_run_and_path():
         (*first[:4], "1"),
     ]
     assert len({rec.key_of(*parts) for parts in (first, *others)}) == 6
+
+
+@given(st.binary(max_size=16), st.integers(0, 2**40), st.text(), st.text() | st.just("\ud800"))
+def test_a_key_is_the_digest_of_what_the_format_says(uuid, incarnation, run, path):
+    data = encode([uuid, uuid, incarnation, run, path])
+    assert rec.key_of(uuid, uuid, incarnation, run, path) == digest_of("holdfast.key", data).hex()[:32]

@@ -16,7 +16,7 @@ from holdfast.codec.types import REGISTRY
 from holdfast.errors import BadOption, Damaged, DiskFull, Fenced, ForkedHandle
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
-from holdfast.run.line import Line, entries
+from holdfast.run.line import Line, entries, patience_s
 from holdfast.store import writer as writers
 from holdfast.store.changes import NewRecord
 from holdfast.store.cipher import PLAIN
@@ -176,11 +176,31 @@ def test_an_intent_that_cannot_be_written_never_was(agent, ledger, monkeypatch):
     assert agent._store.verify().ok
 
 
+@pytest.mark.usefixtures("slowly")
+def test_an_outcome_is_recorded_as_it_was_when_it_was_gathered(ledger):
+    """It is encoded later; whoever has made it may use it again meanwhile."""
+    outcome = done("read")
+    ledger.gather(outcome)
+    outcome.how, outcome.value = "error", None
+    ledger.gather(outcome)
+    assert [(one.how, one.value) for _, one in ledger.records()] == [("value", b"\xc3"), ("error", None)]
+
+
+@pytest.mark.parametrize(
+    ("took_us", "waits_s"), [(0, 0.05), (10_000, 0.04), (50_000, 0), (3_000_000, 0), (-(9**9), 0.05)]
+)
+def test_a_read_waits_the_less_the_longer_its_call_took(took_us, waits_s):
+    """Both together come to 50 ms, whatever the clock does; one that took longer waits as little as anything."""
+    at = 10**15
+    read = rec.Done(at + took_us, "", "0", "value", started=at, value=b"\xc3")
+    assert patience_s(read) == pytest.approx(waits_s)
+
+
 def test_threads_share_a_ledger_and_checkpoints_are_taken_meanwhile(agent, ledger):
     def work(name):
         for number in range(20):
             ledger.append(intent(f"{name}/{number}"), flush=True)
-            ledger.append(done(f"{name}/{number}"))
+            (ledger.gather if number % 2 else ledger.append)(done(f"{name}/{number}"))
 
     threads = [threading.Thread(target=work, args=(str(name),)) for name in range(5)]
     for thread in threads:
@@ -220,7 +240,10 @@ def test_a_disk_that_is_full_now_and_then_loses_nothing_that_was_accepted(store_
     def work(name):
         for number in range(40):
             path = f"{name}/{number}"
-            attempt(path, lambda path=path, number=number: ledger.append(done(path), flush=number % 2 == 0))
+            if number % 3:
+                attempt(path, lambda path=path, number=number: ledger.append(done(path), flush=number % 2 == 0))
+            else:
+                attempt(path, lambda path=path: ledger.gather(done(path)))
 
     failing.set()
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]

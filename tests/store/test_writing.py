@@ -16,7 +16,7 @@ import holdfast
 from holdfast.agent import background
 from holdfast.agent.branch import read_line
 from holdfast.agent.store import Store
-from holdfast.errors import StoreBusy
+from holdfast.errors import StoreBusy, StorePoisoned
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
 from tests import warm
@@ -111,10 +111,59 @@ def test_a_checkpoint_takes_along_what_waits_of_its_branch_and_no_thread_is_wait
         agent.checkpoint("2")
         assert commits == ["direct", "direct", "writer"]
         store.flush()
+        commits.clear()
+        for number in (6, 7, 8):
+            agent._writer.gather(partial(NewRecord, 0, b"", b"%d" % number), 10, 5.0)
+        assert (commits, agent._writer.position[0]) == ([], 9)
+        agent._writer.gather(
+            partial(NewRecord, 0, b"", b"9"), 10, 5.0
+        )  # it was asked how many there are: this one comes after them
+        agent.checkpoint("3")
+        assert commits == ["direct"]
         found = [record.body for record in read_line(store._db.view, agent._branch.b)]
-        assert found == [b"0", b"1", b"2", b"3", b"4", b"5"]
-        assert [one.label for one in agent.log()] == ["2", "1", "0"]
+        assert found == [b"%d" % number for number in range(10)]
+        assert [one.label for one in agent.log()] == ["3", "2", "1", "0"]
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("limit", ["ENOUGH", "GATHERED_BYTES"])
+def test_records_that_are_gathered_wait_for_no_more_when_they_are_many(store_path, limit):
+    """However long they might wait, and though nobody asks for them."""
+    with Store.opened(store_path) as store, limits({"GATHER_S": 600.0, limit: {"ENOUGH": 8}.get(limit, 80)}):
+        agent = store.agent("a")
+        for number in range(20):
+            agent._writer.gather(partial(NewRecord, 0, b"", b"%010d" % number), 10, 600.0)
+        end_s = time.monotonic() + 120
+        while store._db.view.branch_at(agent._branch.b).records < 16:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        store.flush()
+        found = [int(record.body) for record in read_line(store._db.view, agent._branch.b)]
+        assert found == list(range(20))
+
+
+def test_what_is_gathered_waits_as_long_as_the_most_impatient_of_it(store_path):
+    with Store.opened(store_path) as store:
+        agent = store.agent("a")
+        for number, patience_s in enumerate((600.0, 600.0, 0.0)):
+            agent._writer.gather(partial(NewRecord, 0, b"", b"%d" % number), 10, patience_s)
+        end_s = time.monotonic() + 120
+        while store._db.view.branch_at(agent._branch.b).records < 3:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+
+
+def test_nothing_is_gathered_in_a_store_whose_disk_has_failed(store_path):
+    with Store.opened(store_path) as store, limits({"GATHER_S": 600.0}):
+        agent = store.agent("a")
+        agent._writer.gather(partial(NewRecord, 0, b"", b"0"), 10, 600.0)
+        store._db.engine.poisoned(StorePoisoned("the disk failed"))
+        with pytest.raises(StorePoisoned):
+            agent._writer.gather(partial(NewRecord, 0, b"", b"1"), 10, 600.0)
+        with pytest.raises(StorePoisoned):
+            store.flush()
+    with Store.opened(store_path) as store:
+        assert not list(read_line(store._db.view, store.agent("a")._branch.b))
 
 
 def test_flushes_of_one_thread_wait_for_what_another_has_taken_along(store_path, rounds):
@@ -131,9 +180,13 @@ def test_flushes_of_one_thread_wait_for_what_another_has_taken_along(store_path,
         def write(agent):
             try:
                 for number in range(rounds(60, 2_000)):
-                    count = agent._writer.append([NewRecord(0, b"", b"%d" % number)], flush=False)
-                    store._db.flush()
-                    assert store._db.view.branch_at(agent._branch.b).records >= count
+                    if number % 3:
+                        agent._writer.gather(partial(NewRecord, 0, b"", b"%d" % number), 10, 0.05)
+                    else:
+                        agent._writer.append([NewRecord(0, b"", b"%d" % number)], flush=False)
+                    if number % 4 != 1:
+                        store._db.flush()
+                        assert store._db.view.branch_at(agent._branch.b).records > number
             except BaseException as error:
                 failures.append(error)
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from msgspec import Struct
 
 from holdfast.agent import crashes, history
-from holdfast.agent.branch import BranchWriter, Pending
+from holdfast.agent.branch import BranchWriter
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint, checkpoints_html
 from holdfast.agent.fleet import AgentInfo, info_of
 from holdfast.agent.graph import Graph
 from holdfast.agent.layers import MOMENTARY, Going, Looked
 from holdfast.agent.names import check_label, check_new
+from holdfast.agent.pending import Pending
 from holdfast.agent.points import Pace
 from holdfast.agent.watchers import WATCHERS
 from holdfast.agent.when import When

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
-from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import metadata, watchers
 from holdfast.agent.history import children, chunks_of
 from holdfast.agent.layers import ANY, MOMENTARY, Layer, Looked
+from holdfast.agent.pending import Gathered, Now, Pending
 from holdfast.agent.points import Rest
 from holdfast.agent.schedule import TRIGGERS
 from holdfast.agent.when import When
@@ -46,7 +47,6 @@ from holdfast.store.changes import (
     UNCHANGED,
     Change,
     NewCheckpoint,
-    NewPack,
     NewRecord,
     Objects,
     Parent,
@@ -56,7 +56,7 @@ from holdfast.store.changes import (
     pack_node,
 )
 from holdfast.store.cipher import digest
-from holdfast.store.engine import Again, Refused, Shared, Unsure
+from holdfast.store.engine import Again, Refused, Shared, Unsure, check_poison
 from holdfast.store.manifest import Cost, Manifest, Position, identity
 from holdfast.store.rows import Branch, Open, Point, Record, link
 from holdfast.store.writer import PASSING, TAKEN, Job
@@ -87,76 +87,8 @@ Note = Callable[["Pending"], Sequence[NewRecord]]
 """Makes the records that go to disk with a checkpoint; they may name it. Nothing is written if it raises."""
 
 
-_EMPTY: Mapping[bytes, bytes] = MappingProxyType({})
-
-
 class _Overtaken(Exception):
     """What was looked at is compared with something that is not told any more."""
-
-
-class Pending:
-    """A checkpoint, or some records, on the way to the disk."""
-
-    # Most of it is not the case most of the time: then these count.
-    document: Saved | None = None
-    captured: Captured | None = None
-    manifest: Manifest | None = None
-    raw = b""
-    id = b""
-    operations = b""
-    nodes: Mapping[bytes, bytes] = _EMPTY  # those that are named, and for a sealed one those of the state
-    sealing: Mapping[bytes, bytes] = _EMPTY
-    about: Mapping[bytes, bytes] = _EMPTY
-    chunks: Mapping[bytes, bytes] = _EMPTY
-    pack = b""
-    looked: Sequence[Looked] = ()  # what layers have brought: their packs are durable
-    also: Callable[[Change, bytes], None] | None = None  # what is written in the same transaction
-    packed: NewPack | None = None  # its chunks, where they are durable already
-    named: frozenset[bytes] = frozenset()  # trees, and chunks, that operations name besides
-    chunks_named: frozenset[bytes] = frozenset()
-    first: Sequence[NewRecord] = ()
-    records: Sequence[NewRecord] = ()
-    key = b""
-    said: Sequence[Said] = ()
-    suspect = ""  # why the checkpoint is marked so
-    guard: tuple[int, int] | None = None
-    onto: Parent | None = None
-    sealed = False
-    lazy = False
-    accepted = False  # nobody waits for it any more
-    alone = False  # it brings all its chunks: the transaction may not see that others have gone
-    chunks_tried = 0
-    tried: Pending | None = None  # directly, with all up to this one, and nobody knows yet what became of it
-    job: Job[Branch] | None = None
-    done: Branch | None = None
-    error: BaseException | None = None
-    opened: Mapping[bytes, Open] | None = None  # the rows of open runs when it is written, if anybody has asked
-    watch = watchers.UNWATCHED
-    began_s = 0.0  # when its maker was stopped for it, by the monotonic clock
-    stall_us = 0  # for how long
-
-    def __init__(self, tip: Branch) -> None:
-        self.tip = tip  # what the branch is to be: its handles are known when it is written
-
-    @property
-    def settled(self) -> bool:
-        return self.done is not None or self.error is not None
-
-    @property
-    def size_bytes(self) -> int:
-        """What it adds to the store, before compression, besides what describes the program."""
-        parts = {**self.nodes, **self.sealing, **self.chunks}
-        return len(self.raw) + len(self.operations) + sum(map(len, parts.values()))
-
-
-class Now(NamedTuple):
-    """Where a branch stands for its writer."""
-
-    firm: Branch  # as the store has it
-    tip: Branch  # as it is to be when all that is pending is written
-    pending: tuple[Pending, ...] = ()
-    onto: Parent | None = None
-    opened: Mapping[bytes, Open] | None = None  # the rows of open runs, by id, as the store has them
 
 
 def _quietly(method: Callable[..., Pending]) -> Callable[..., Pending]:
@@ -192,7 +124,7 @@ class BranchWriter:
         self._store = store
         self._db = store._db
         self._guard = guard
-        self._now = Now(branch, branch)
+        self._now = Now(branch)
         self._unsealed = 0
         self._unsealed_bytes = 0
         self._inside: FrameType | None = None
@@ -315,7 +247,7 @@ class BranchWriter:
             made = Pending(moved)
             made.opened = self._now.opened
             self._followed(made, records, moved.records)
-            self._now = Now(moved, moved, opened=made.opened)
+            self._now = Now(moved, opened=made.opened)
         else:
             now = self._now
             at_head = now.tip.id == (point.id if point is not None else b"")
@@ -476,7 +408,7 @@ class BranchWriter:
                 made.records = self._followed(made, after, tip.records + len(first))
                 count, chain = chained(tip.end, [*first, *made.records])
                 made.tip = made.tip._replace(records=count, chain=chain)
-            self._now = Now(now.firm, made.tip, (*now.pending, made), opened=now.opened)
+            self._now = Now(now.firm, (*now.pending, made), opened=now.opened)
             self._stall_us = 0
             if cost is None:
                 self._counted(made)
@@ -603,7 +535,7 @@ class BranchWriter:
 
     def _take_along(self, earlier: Sequence[Pending], guard: tuple[int, int] | None) -> bool:
         """Whether these can be written together with the next one: then no writer's thread has them any more."""
-        if len(earlier) > TAKEN_MAX:
+        if len(earlier) > TAKEN_MAX or sum([len(one.records) for one in earlier]) > TAKEN_MAX:
             return False
         for one in earlier:
             if one.captured is not None or one.nodes or one.chunks or one.guard != guard or one.tried:
@@ -663,7 +595,9 @@ class BranchWriter:
     def _make_job(self, pending: Pending, before: Branch | Pending) -> Job[Branch]:
         """Bring what can be brought beforehand to disk, and prepare the rest, so that nobody waits for it."""
         if pending.captured is None and not pending.nodes and not pending.chunks:  # records that name nothing
-            pending.job = job = Job(self._work(pending, before, NOTHING), lazy=pending.lazy)
+            pending.job = job = Job(
+                self._work(pending, before, NOTHING), lazy=pending.lazy, patience_s=pending.patience_s
+            )
             return job
         pack = pending.packed
         there = self._db.view.has_chunks(pending.chunks) if pending.chunks and not pending.alone else set()
@@ -799,7 +733,7 @@ class BranchWriter:
             self._durable_us = max(1, round((ended_s - pending.began_s) * 1e6))
         now = self._now
         rest = now.pending[1:]
-        self._now = Now(branch, now.tip if rest else branch, rest, now.onto, pending.opened)
+        self._now = Now(branch, rest, now.onto, pending.opened)
         if pending.captured is not None:
             self._store._made(branch, sealed=pending.sealed)
 
@@ -865,7 +799,7 @@ class BranchWriter:
             self._take_back(document, captures[0].before, captures)
         if dropped:
             self._unsealed = SEAL_CHECKPOINTS  # the next one makes the state whole in the store
-            self._now = Now(now.firm, kept[-1].tip if kept else now.firm, kept, dropped[0].onto, now.opened)
+            self._now = Now(now.firm, kept, dropped[0].onto, now.opened)
         return dropped
 
     @staticmethod
@@ -914,7 +848,7 @@ class BranchWriter:
                     self._take_back(document, made.captured.before, [made.captured])
                 raise
             finally:  # whatever happened, the branch stands where it stood
-                self._now = Now(firm, firm, (), made.onto, self._now.opened)
+                self._now = Now(firm, (), made.onto, self._now.opened)
                 self._unsealed, self._unsealed_bytes, self._stall_us = before
             return made.id
 
@@ -929,7 +863,7 @@ class BranchWriter:
             with self._undivided():
                 work = self._make_job(made, firm).work
                 made.job, made.tried = None, made  # whatever comes out of the next lines, the store is asked
-                self._now = Now(firm, made.tip, (made,), None, self._now.opened)
+                self._now = Now(firm, (made,), None, self._now.opened)
                 try:
                     self._written(made, self._db.change(work, firm.b))
                 except Unsure:
@@ -969,12 +903,45 @@ class BranchWriter:
             made = self._noted(records, nodes, chunks)
             made.lazy = not (flush or soon)
             made.accepted = soon
-            self._now = Now(now.firm, made.tip, (*now.pending, made), now.onto, now.opened)
+            self._now = Now(now.firm, (*now.pending, made), now.onto, now.opened)
             if not soon:
                 self._write(made)
         if not soon:
             self._written_or_raise(made)
         return made.tip.records
+
+    def gather(self, record: Gathered, size_bytes: int, patience_s: float) -> None:
+        """Write a record that names nothing at the end of the line, in a transaction with others that come soon.
+
+        Nobody waits for it, nor asks for its number. It may wait so long, and is written with whatever comes after it.
+        It is of about that size, far below what is too long, and what makes it must not fail.
+        """
+        self._check_writable("something was to be recorded")
+        with self.lock, self._undivided():
+            pending, guard = self._now.pending, self._guard() if self._guard is not None else None
+            if pending and self._add(pending[-1], record, size_bytes, patience_s, guard):
+                return
+            self._settle()
+            now, made = self._now, Pending(self._now.tip)
+            made.opened, made.guard = self.opened, guard
+            made.lazy, made.patience_s = True, patience_s
+            made.gather(record, size_bytes)
+            self._now = Now(now.firm, (*now.pending, made), now.onto, now.opened)
+            self._write(made)
+        self._written_or_raise(made)
+
+    def _add(
+        self, last: Pending, record: Gathered, size_bytes: int, patience_s: float, guard: tuple[int, int] | None
+    ) -> bool:
+        """Let a record go with those that wait; False where none do, or they must not have it."""
+        job = last.job
+        if job is None or not job.handed or job.finished or not last.has_room() or last.guard != guard:
+            return False
+        check_poison(self._db.engine)
+        if not last.add(record, size_bytes):
+            return False
+        self._db.writers.hasten(job, patience_s if last.has_room() else None, self._now.firm.b)
+        return True
 
     def _noted(
         self,
@@ -1014,7 +981,7 @@ class BranchWriter:
                 work = self._make_job(made, firm).work
                 made.job = None  # it must not be handed over: no writer's thread could make it
                 made.tried = made  # so whatever comes out of the next lines, the store is asked
-                self._now = Now(firm, made.tip, (made,), self._now.onto, self._now.opened)
+                self._now = Now(firm, (made,), self._now.onto, self._now.opened)
                 try:
                     self._written(made, self._db.commit(shared, work))
                 except Unsure:

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 import msgspec
 from ormsgpack import packb, unpackb
 
-from holdfast.agent.branch import BranchWriter, Pending
+from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.pending import Pending
 from holdfast.codec.blocks import BULK_MIN_BYTES
 from holdfast.codec.document import Document
 from holdfast.codec.operations import decode_operations

@@ -182,6 +182,12 @@ def fingerprint(arguments: dict[str, Any], registry: Registry, volatile: Iterabl
 
     ``volatile`` names what is left out: arguments, or with dots keys of dicts in them.
     """
+    return marked(arguments, registry, volatile)[0]
+
+
+def marked(arguments: dict[str, Any], registry: Registry, volatile: Iterable[str] = ()) -> tuple[bytes, bytes | None]:
+    """Their fingerprint, and their encoding where it was made of nothing but them: no part of a state is in it."""
+    given = arguments
     for name in volatile:
         arguments = _without(arguments, name.split("."))
     big: list[Any] = []  # nodes with trees of their own
@@ -201,9 +207,10 @@ def fingerprint(arguments: dict[str, Any], registry: Registry, volatile: Iterabl
         _encode(arguments, registry)  # raises where, if it is they that have no end
         raise
     data = _encode(content, registry)
+    whole = data if content is given else None
     if big:
         data += encode(big, registry)
-    return digest_of("holdfast.fingerprint", data)
+    return digest_of("holdfast.fingerprint", data), whole
 
 
 def _without(value: Any, names: list[str]) -> Any:
@@ -451,6 +458,8 @@ def refuse(agent: Any, what: str, arguments: Any, registry: Registry) -> None:
 
 def leaked(agent: Any, *parts: bytes) -> str:
     """The name of a secret whose text is in these encoded bytes, empty when there is none."""
+    if not _given:
+        return ""
     wanted = [(name, text) for name, text in _texts(agent) if isinstance(text, bytes)]
     return next((name for name, text in wanted if any(text in part for part in parts)), "")
 

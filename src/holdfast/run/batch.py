@@ -313,7 +313,7 @@ class Batch:
             run.check_reached()
             kept = stow(scrub(host, result, f"the result of {self.made.name}"), registry)
             done.at, done.value = now_us(), kept.value
-            run.write(done, Stowed(None, {**given.nodes, **kept.nodes}, {**given.chunks, **kept.chunks}))
+            run.gather(done, Stowed(None, {**given.nodes, **kept.nodes}, {**given.chunks, **kept.chunks}))
             return fetch(kept.value, host.ledger, registry)
         except (InDoubt, *LEDGER):
             raise
@@ -321,7 +321,7 @@ class Batch:
             if run.broken is not None:
                 raise run.broken from error
             done.at, done.how, done.fault = now_us(), "error", self._fault(error)
-            run.write(done, given)
+            run.gather(done, given)
             raise
         finally:
             run.ended = True

@@ -37,7 +37,20 @@ from holdfast.errors import (
 )
 from holdfast.run import callers
 from holdfast.run import records as rec
-from holdfast.run.arguments import Packed, Stowed, exposed, fetch, fingerprint, leaked, pack, refuse, scrub, stow
+from holdfast.run.arguments import (
+    Packed,
+    Stowed,
+    exposed,
+    fetch,
+    fingerprint,
+    leaked,
+    marked,
+    pack,
+    refuse,
+    scrub,
+    stow,
+    stow_encoded,
+)
 from holdfast.run.cancelling import Stop, stopping, tell
 from holdfast.run.doubt import recall, settle
 from holdfast.run.effects import OWN, Effect
@@ -195,7 +208,7 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
     scope.check_tool(tool)
     arguments = tool.binder.bind(args, kwargs)
     try:
-        mark = fingerprint(arguments, scope.registry, tool.volatile)
+        mark, data = marked(arguments, scope.registry, tool.volatile)
         if tool.volatile:  # what does not count must be saved all the same, before the call takes a place or a claim
             fingerprint(arguments, scope.registry)
     except Unencodable as error:
@@ -218,7 +231,7 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
                 yield from cancelled_again(scope, call)
         scope.check_settled(tool)
         tool.check_result(scope.registry)
-        live = Live(lane, tool, args, kwargs, arguments, mark, path, call)
+        live = Live(lane, tool, args, kwargs, arguments, mark, data, path, call)
         return (yield from live.steps() if not watchers.observed() else live.watched())
     finally:
         scope.leave_call(asked)
@@ -235,13 +248,19 @@ class Live:
         kwargs: dict[str, Any],
         arguments: dict[str, Any],
         mark: bytes,
+        data: bytes | None,
         path: str,
         before: Call | None,
     ) -> None:
+        """``data``: the arguments, where they are encoded as they are recorded."""
         self.lane, self.tool, self.args, self.kwargs = lane, tool, args, kwargs
         self.scope: Scope = lane.scope
         self.mark, self.path = mark, path
-        self.packed = self._packed(arguments)
+        if data is not None and tool.kind == "read":
+            self.packed = Packed(stow_encoded(data), None)
+            self._check_secret(self.packed.stowed, f"the arguments of {tool.name}")
+        else:
+            self.packed = self._packed(arguments)
         self.new = before is None
         self.kept: Kept | None = None
         self.given: list[Any] = []  # what a stream has handed out

@@ -387,6 +387,12 @@ class Loop(Scope):
             self.ledger.flush()
         return number
 
+    def gather(self, outcome: rec.Done | rec.Decision, stowed: Any = None) -> None:
+        if task_in(outcome.path):
+            self.write(outcome, stowed)
+        else:
+            super().gather(outcome, stowed)
+
     def commit(self, shared: Shared, intent: rec.Intent, done: rec.Done, stowed: Stowed) -> int:
         with self.lock:  # as above
             number = super().commit(shared, intent, done, stowed)

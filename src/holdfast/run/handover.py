@@ -20,8 +20,9 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from holdfast.agent import watchers
-from holdfast.agent.branch import BranchWriter, Pending
+from holdfast.agent.branch import BranchWriter
 from holdfast.agent.names import check_name
+from holdfast.agent.pending import Pending
 from holdfast.agent.store import MAIN, new_agent
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, RunEnded, RunUnfinished, StorePoisoned, ToolFailed
 from holdfast.run import listing, queues

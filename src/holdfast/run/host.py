@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.agent.branch import BranchWriter, Pending
+from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.history import Stored, state_of
 from holdfast.agent.layers import Looked
 from holdfast.agent.names import LABEL_MAX_CHARACTERS, check_label
+from holdfast.agent.pending import Pending
 from holdfast.agent.points import RUN
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode

@@ -9,25 +9,50 @@ record that is lost is never passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from functools import partial
 
 from holdfast.agent.branch import BranchWriter, read_line
 from holdfast.agent.opened import difference, wanted
+from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.errors import Damaged, ReadOnly
 from holdfast.run.arguments import Stowed, not_there
 from holdfast.run.opened import decode, decoded, follow, key, rows_of
-from holdfast.run.records import Begin, LetGo, Note, Record, RolledBack, id_key
+from holdfast.run.records import Begin, Done, LetGo, Note, Record, RolledBack, id_key
 from holdfast.store.changes import UNCHANGED, NewRecord, Opens
 from holdfast.store.database import Database
 from holdfast.store.engine import Shared
 from holdfast.store.rows import Branch, Open
+from holdfast.store.writer import HOLD_S
 
+_INLINE = frozenset({bytes, type(None)})
 _LOOK_BACK = 16
 """Records; what a line says about itself is looked for among so many first."""
 
 
 def entries(*records: Record) -> list[NewRecord]:
     """Records as a branch's writer takes them, alone or with a checkpoint (``capture(note=...)``)."""
-    return [NewRecord(one.MARK, one.refs, one.encode(), key=one.lookup, follow=follow(one)) for one in records]
+    return [_entry(one) for one in records]
+
+
+def _entry(one: Record) -> NewRecord:
+    return NewRecord(one.MARK, one.refs, one.encode(), key=one.lookup, follow=follow(one))
+
+
+def _is_plain(outcome: Done) -> bool:
+    """Whether it says what a read returned, and names nothing: it can be encoded later, is short, and does not fail."""
+    if outcome.of or outcome.event or outcome.how != "value" or outcome.fault is not None or outcome.holes is not None:
+        return False
+    inline = type(outcome.value) in _INLINE and type(outcome.args) in _INLINE
+    return inline and len(outcome.path) <= INLINE_MAX_BYTES
+
+
+def patience_s(read: Done) -> float:
+    """How long the outcome of a read may wait for company; 0: no longer than anything else.
+
+    A kill may cost the call and the work since. Both together are at most ``HOLD_S``, unless the call alone is more.
+    """
+    return max(0.0, HOLD_S - max(0, read.at - read.started) / 1e6)
 
 
 def _readonly() -> ReadOnly:
@@ -78,6 +103,15 @@ class Line:
             raise _readonly()
         nodes, chunks = (stowed.nodes, stowed.chunks) if stowed is not None else (None, None)
         return self._writer.append(self.entries(*records), nodes=nodes, chunks=chunks, flush=flush, soon=soon)
+
+    def gather(self, outcome: Record, stowed: Stowed | None = None) -> None:
+        """Write an outcome that nobody waits for at the end, soon: that of a read with others, which come meanwhile."""
+        if self._writer is None or not isinstance(outcome, Done) or not _is_plain(outcome):
+            self.append(outcome, stowed=stowed)
+        else:
+            size_bytes = len(outcome.path) + len(outcome.value or b"") + len(outcome.args or b"")  # type: ignore[arg-type]
+            kept = copy(outcome)  # it is encoded later, and whoever has made it may use it for something else
+            self._writer.gather(partial(_entry, kept), size_bytes, patience_s(outcome))
 
     def append_both(self, intent: Record, outcome: Callable[[int], Record]) -> int:
         """Write an intent and its outcome, which is made of its number, so that no crash divides them. Durable then."""

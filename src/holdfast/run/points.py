@@ -31,6 +31,7 @@ from holdfast.run.scope import EFFECT, HERE, Lane
 from holdfast.run.steps import Long, Steps, Theirs, Work, drive, drive_later
 
 if TYPE_CHECKING:
+    from holdfast.agent.branch import BranchWriter
     from holdfast.run.host import AgentHost
 
 log = logging.getLogger("holdfast.run")
@@ -114,12 +115,12 @@ class SafePoints(below.Agent):
             writer.discard(looked or ())
             return None
         with writer.quiet():
-            return self._made_ready(trigger, label, writer.look() if looked is None else looked, began_s)
+            return self._made_ready(writer, trigger, label, writer.look() if looked is None else looked, began_s)
 
     def _made_ready(
-        self, trigger: str, label: str, looked: Sequence[Looked], began_s: float
+        self, writer: BranchWriter, trigger: str, label: str, looked: Sequence[Looked], began_s: float
     ) -> Callable[[], Checkpoint] | None:
-        writer, write = self._check_writer(), None
+        write = None
         try:
             if not (looked or self._dirty_state) or self._host.has_remains:
                 self._pace.unchanged()

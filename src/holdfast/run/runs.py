@@ -315,10 +315,10 @@ class Run(Scope):
         self._live = self._live or not (self.replaying or self._points or self.order.waiting_for)
         return self._live
 
-    def complete(self, record: rec.Done | rec.Decision, stowed: Stowed | None = None, *, soon: bool = False) -> int:
+    def complete(self, record: rec.Done | rec.Decision, stowed: Stowed | None = None, *, soon: bool = False) -> None:
         self._live = True
         self._points.clear()  # what it has not come by is not there any more
-        return super().complete(record, stowed, soon=soon)
+        super().complete(record, stowed, soon=soon)
 
     def around(self, lane: Lane, path: str, tool: Tool, when: str) -> None:
         asked = TOOL if tool.checkpoint == when else self.host.due(_WRITES[when] if tool.kind in GUARDED else when)

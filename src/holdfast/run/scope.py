@@ -189,12 +189,18 @@ class Scope(ABC):
         """Append one record."""
         return self.ledger.append(record, stowed=stowed, flush=flush, soon=soon)
 
-    def complete(self, record: rec.Done | rec.Decision, stowed: Stowed | None = None, *, soon: bool = False) -> int:
+    def gather(self, outcome: rec.Done | rec.Decision, stowed: Stowed | None = None) -> None:
+        """Append an outcome that nobody waits for, nor asks for the number of."""
+        self.ledger.gather(outcome, stowed)
+
+    def complete(self, record: rec.Done | rec.Decision, stowed: Stowed | None = None, *, soon: bool = False) -> None:
         """Append an outcome and give it its place in the order of completions. ``soon``: it is flushed next."""
         with self.lock:
-            number = self.write(record, stowed, soon=soon)
+            if soon:
+                self.write(record, stowed, soon=True)
+            else:
+                self.gather(record, stowed)
             self.order.enter(record.path)
-            return number
 
     def commit(self, shared: Shared, intent: rec.Intent, done: rec.Done, stowed: Stowed) -> int:
         """As ``complete``, of a call together with what it wrote; returns the number of its intent."""

@@ -17,13 +17,14 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from holdfast.agent.watchers import UNWATCHED
 from holdfast.run import records as rec
 from holdfast.run import resilience
 from holdfast.run.arguments import Stowed, fingerprint, stow
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call
 from holdfast.run.resilience import Clock, clock_of
-from holdfast.run.scope import EFFECT, Lane, Scope, now_us, within
+from holdfast.run.scope import EFFECT, HERE, Lane, Scope, now_us
 from holdfast.run.tools import Tool
 from holdfast.store.processes import off_loop
 
@@ -248,6 +249,28 @@ class Park(Request):
         await self.order.parked(self.path, self.took_s)
 
 
+class _Inside:
+    """The context of a tool's body: its effect and its lane. A class, because every call enters it."""
+
+    __slots__ = ("_effect", "_here", "_lane", "_was")
+
+    def __init__(self, effect: Effect, lane: Lane) -> None:
+        self._effect, self._lane = effect, lane
+
+    def __enter__(self) -> None:
+        self._was, self._here = EFFECT.set(self._effect), HERE.set(self._lane)
+
+    def __exit__(self, *_: object) -> None:
+        HERE.reset(self._here)
+        EFFECT.reset(self._was)
+
+
+@contextmanager
+def _watched(here: _Inside, effect: Effect) -> Iterator[None]:
+    with here, effect._watch.inside():
+        yield
+
+
 class Invoke(Request):
     """Call the tool itself."""
 
@@ -263,15 +286,10 @@ class Invoke(Request):
         if self.kept is not None:
             self.kept.add(item)
 
-    @contextmanager
-    def inside(self, owner: Any = None) -> Iterator[None]:
+    def inside(self, owner: Any = None) -> AbstractContextManager[Any]:
         """The context of the tool's body. ``owner`` is the flow of control that executes it, if not the caller's."""
-        token = EFFECT.set(self.effect)
-        try:
-            with within(self.place(owner)), self.effect._watch.inside():
-                yield
-        finally:
-            EFFECT.reset(token)
+        here = _Inside(self.effect, self.place(owner))
+        return here if self.effect._watch is UNWATCHED else _watched(here, self.effect)
 
     def place(self, owner: Any) -> Lane:
         """The lane of what it calls."""

@@ -29,8 +29,15 @@ T = TypeVar("T")
 GROUP_MAX = 256
 """Changes in one transaction: enough to share a flush, and few enough that nobody waits long for it."""
 
+ENOUGH = 64
+"""Changes that wait for no more company: half of what a branch may have on its way, so that nobody has to stop."""
+
 GATHER_S = 0.01
 """The longest that a change which nobody waits for waits for company: well above one flush."""
+
+HOLD_S = 0.05
+"""The same for what can be made again, the time of making it included: so much work a kill may cost. Calls of 10 ms
+share a transaction with three others then; one that took longer than this, a model's answer, waits no longer for it."""
 
 LINGER_S = 0.25
 """For so long after the last such change the thread looks by itself whether another came: nobody has to wake it, which
@@ -61,18 +68,26 @@ class Job(Generic[T]):
     _failures: ClassVar[Iterator[int]] = count(1)
 
     __slots__ = (
-        "_done", "_error", "_over", "_taken", "at", "bare", "ended_s", "handed", "lazy", "result", "size_bytes", "work",
+        "_done", "_error", "_over", "_taken", "bare", "due_s", "ended_s", "handed", "lazy", "patience_s", "result",
+        "size_bytes", "work",
     )  # fmt: skip
 
     def __init__(
-        self, work: Work[T] | Callable[[], T], *, lazy: bool = False, size_bytes: int = 0, bare: bool = False
+        self,
+        work: Work[T] | Callable[[], T],
+        *,
+        lazy: bool = False,
+        patience_s: float = 0.0,
+        size_bytes: int = 0,
+        bare: bool = False,
     ) -> None:
         by = ACTING.get()  # whoever hands it over, not whoever makes it, says for whom
         self.work: Callable[..., T] = partial(acting, by, work) if by else work
         self.bare = bare  # no transaction: something that must not be cut in two
         self.lazy = lazy
+        self.patience_s = patience_s  # how long it may wait for company, if that is longer than for any lazy one
         self.size_bytes = size_bytes
-        self.at = 0.0
+        self.due_s = 0.0  # when it waits no longer
         self.ended_s = 0.0  # when it was finished
         self.handed = False  # handing it a second time, after an interrupt, does nothing
         self.result: T | None = None
@@ -174,7 +189,8 @@ class _Writer:
         self._room = _Bell()
         self._writing: list[Job[Any]] = []  # taken out of the queue, and not done
         self._queued_bytes = 0  # of both, about: counted anew when something is done
-        self._gathers = False  # whether the thread looks again by itself in a moment, for what nobody waits for
+        self._looks_s = math.inf  # when the thread looks again by itself, for what nobody waits for
+        self._pause_s = GATHER_S  # how long the newest of that waits
         self._lingers_until_s = 0.0
         self._stop = False
         self.working = threading.Lock()  # while something is being written
@@ -191,19 +207,28 @@ class _Writer:
                     f"{self._bytes():,} bytes are waiting to be written already; this change was not accepted",
                     hint="The disk is slower than what is written, or a stopped process keeps the store.",
                 )
-        job.at = time.monotonic()
+        now_s = time.monotonic()
         if job.lazy:
-            self._lingers_until_s = job.at + LINGER_S
+            self._lingers_until_s = now_s + LINGER_S
+            self._pause_s = max(GATHER_S, job.patience_s)
+            job.due_s = now_s + self._pause_s
         self._engine.busy = True
         self._queued_bytes += job.size_bytes
         self._queue.append(job)  # twice, if an interrupt comes now: it is claimed once all the same
-        if not (job.lazy and self._gathers):
+        if not job.lazy or job.due_s < self._looks_s or len(self._queue) >= ENOUGH:
             self._bell.ring()
         if self._stop or not self._thread.is_alive():  # closing was cut short, or the interpreter is ending
             self._thread.join(BUSY_WAIT_S)
             with self.working:
                 self._empty()
         job.handed = True  # last: one that lies in the queue, and nobody was woken for, would be waited for for ever
+
+    def hasten(self, job: Job[Any], patience_s: float | None) -> None:
+        due_s = time.monotonic() + max(GATHER_S, patience_s) if patience_s is not None else 0.0
+        if due_s < job.due_s:
+            job.due_s = due_s
+            if due_s < self._looks_s:
+                self._bell.ring()
 
     def take_back(self, jobs: Sequence[Job[Any]]) -> bool:
         queue = self._queue
@@ -236,7 +261,7 @@ class _Writer:
         wait_s = -1.0
         while True:
             self._bell.wait(wait_s)
-            self._gathers = False
+            self._looks_s = math.inf
             with self.working:
                 wait_s = self._empty()
             if self._stop and not self._queue:
@@ -246,19 +271,20 @@ class _Writer:
         """Write what is queued. Returns how long to wait before looking again, when something is left."""
         queue = self._queue
         while queue:
-            left = queue[0].at + GATHER_S - time.monotonic()
-            # A full group waits for no company. One that is tried again, later, waits in any case.
-            early = left > GATHER_S or (left > 0 and len(queue) < GROUP_MAX)
-            if early and not self._stop and all(job.lazy for job in tuple(queue)):
-                self._gathers = True
-                return left
+            now_s, waiting = time.monotonic(), tuple(queue)
+            late_s = waiting[0].due_s  # of one that is tried again all wait, however many there are
+            if late_s - now_s <= max(GATHER_S, HOLD_S):
+                late_s = min([job.due_s for job in waiting]) if len(waiting) < ENOUGH else now_s
+            if late_s > now_s and not self._stop and all(job.lazy for job in waiting):
+                self._looks_s = late_s
+                return late_s - now_s
             group = [queue.popleft()]
             while queue and len(group) < GROUP_MAX and not (group[0].bare or queue[0].bare):
                 group.append(queue.popleft())
             self._writing = group
             left_over = self._write(group)
             for job in left_over:
-                job.at = time.monotonic() + RETRY_S - GATHER_S
+                job.due_s = time.monotonic() + RETRY_S
             queue.extendleft(reversed(left_over))
             self._writing = []
             self._queued_bytes = self._bytes()
@@ -266,8 +292,11 @@ class _Writer:
             if left_over and self._stop:
                 return 0.0
         self._engine.busy = False
-        self._gathers = time.monotonic() < self._lingers_until_s
-        return GATHER_S if self._gathers else -1.0
+        now_s = time.monotonic()
+        if now_s >= self._lingers_until_s:
+            return -1.0
+        self._looks_s = now_s + self._pause_s
+        return self._pause_s
 
     def _write(self, group: list[Job[Any]]) -> list[Job[Any]]:
         """Make some changes, together if that goes. Returns those that are to be tried again."""
@@ -348,6 +377,10 @@ class Writers:
             raise StoreClosed("the store was closed", hint="Open it again with holdfast.open().")
         self._all[b % len(self._all)].hand(job)
         return job
+
+    def hasten(self, job: Job[Any], patience_s: float | None, b: int) -> None:
+        """Let a change that waits for company wait for at most so long from now on; None: not at all."""
+        self._all[b % len(self._all)].hasten(job, patience_s)
 
     def take_back(self, jobs: Sequence[Job[Any]], b: int) -> bool:
         """Have changes of a branch back that nobody waits for, all that it has handed over, to make them oneself.

@@ -54,6 +54,9 @@ class Memory(Line):
         self.added += records
         return self.count
 
+    def gather(self, outcome: rec.Record, stowed: Stowed | None = None) -> None:
+        self.append(outcome, stowed=stowed)
+
     def append_both(self, intent: rec.Record, outcome: Callable[[int], rec.Record]) -> int:
         return self.append(intent, outcome(self.count + 1))
 
