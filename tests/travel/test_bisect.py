@@ -210,6 +210,46 @@ def test_a_changed_check_is_another_check(agent):
     assert agent.bisect(lambda state: state["n"] < 5).checkpoint.label == "c5"
 
 
+LIMIT = 5
+
+
+def within(number):
+    return number < LIMIT
+
+
+def under_the_limit(state):
+    return within(state["n"])
+
+
+def test_a_check_that_finds_other_values_by_name_is_another_check(agent, monkeypatch):
+    class Bound:
+        def __init__(self, limit):
+            self.limit = limit
+
+        def ok(self, state):
+            return state["n"] < self.limit
+
+    def imports(state):
+        from tests.travel import test_bisect
+
+        return test_bisect.within(state["n"])
+
+    grow(agent, 20)
+
+    def first(check):
+        return agent.bisect(check, minimise=False).checkpoint.label
+
+    assert (first(Bound(5).ok), first(Bound(15).ok)) == ("c5", "c15")
+    assert (first(under_the_limit), first(imports)) == ("c5", "c5")
+    assert agent.bisect(under_the_limit, minimise=False).checks == 0  # what it depends on is the same
+    monkeypatch.setitem(globals(), "LIMIT", 15)
+    assert (first(under_the_limit), first(imports)) == ("c15", "c15")
+    monkeypatch.setitem(globals(), "within", lambda number: number < 9)  # a helper was mended
+    assert (first(under_the_limit), first(imports)) == ("c9", "c9")
+    monkeypatch.setitem(globals(), "within", Bound(3).ok)
+    assert Called(Bound(3).ok).identity == Called(imports).identity == Called(under_the_limit).identity == ""
+
+
 def test_a_torn_file_of_verdicts_is_no_reason_to_fail(agent, store_path):
     grow(agent, 8)
     check = "n < 3"

@@ -9,9 +9,12 @@ state that never existed is called so.
 
 from __future__ import annotations
 
+import builtins
+import dis
 import json
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +23,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agent import history
@@ -124,21 +127,62 @@ def check_of(check: Any, when: str | None) -> Check:
 
 
 def _identity(function: Any, name: str) -> str:
-    """A digest of a function's code and of what it is bound to; empty where that cannot be told."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return ""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    """A digest of all that a function's answer depends on; empty where that cannot be told."""
     try:
-        bound = encode([list(function.__defaults__ or ()), function.__kwdefaults__ or {}, cells])
-    except (HoldfastError, ValueError):
+        found = blake2b(_function_bytes(function, []), digest_size=16)
+    except (HoldfastError, TypeError, ValueError, RecursionError):
         return ""
-    return f"{name} {blake2b(_code_bytes(code) + bound, digest_size=16).hexdigest()}"
+    return f"{name} {found.hexdigest()}"
+
+
+def _function_bytes(function: Any, seen: list[Any]) -> bytes:
+    """Its code, what it is bound to, and what it finds by name, functions that it calls included.
+
+    TypeError or ValueError where others decide: an instance, a module of the user's, what it imports when it is called.
+    """
+    if not isinstance(function, FunctionType):
+        raise TypeError(type(function))
+    if function in seen:
+        return str(seen.index(function)).encode()
+    seen.append(function)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    bound = encode([list(function.__defaults__ or ()), function.__kwdefaults__ or {}, cells, function.__dict__])
+    parts = [_code_bytes(function.__code__), bound]
+    for name in sorted(_names(function.__code__)):
+        if name in function.__globals__:
+            parts += name.encode(), _value_bytes(function.__globals__[name], seen)
+        elif name not in vars(builtins):
+            raise ValueError(name)
+    return b"\0".join(parts)
+
+
+def _value_bytes(value: Any, seen: list[Any]) -> bytes:
+    if isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType):
+        home = value.__name__ if isinstance(value, ModuleType) else value.__module__
+        if _is_of_python(home):  # it changes with Python only
+            return f"{home}:{getattr(value, '__qualname__', '')} {sys.version}".encode()
+        return _function_bytes(value, seen)
+    return encode(value)
+
+
+def _is_of_python(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in sys.stdlib_module_names
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What a function, and those inside it, look up when they are called. Not the names of attributes."""
+    for one in dis.get_instructions(code):
+        if one.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
+            yield one.argval
+        elif one.opname == "IMPORT_NAME" and not _is_of_python(one.argval):
+            yield ""  # which is nowhere
+        elif isinstance(one.argval, CodeType):
+            yield from _names(one.argval)
 
 
 def _code_bytes(code: CodeType) -> bytes:
     consts = b"".join(_code_bytes(one) if isinstance(one, CodeType) else repr(one).encode() for one in code.co_consts)
-    return code.co_code + repr(code.co_names).encode() + consts
+    return code.co_code + code.co_exceptiontable + repr(code.co_names).encode() + consts
 
 
 # -- the result --------------------------------------------------------------------------------------------------------
