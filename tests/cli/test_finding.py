@@ -35,7 +35,11 @@ def test_bisect_by_expression_function_and_command_agree(cli, tmp_path, monkeypa
 def test_what_a_command_says_is_what_git_would_make_of_it(cli):
     none = cli("bisect", "trip-7", "--", sys.executable, "-c", "pass")
     assert none.code == 1
-    assert "No checkpoint of trip-7 is bad" in none.out
+    assert "No checkpoint of trip-7 was found to be bad" in none.out
+    assert "only the ends were checked; --all" in none.out
+    whole = cli("bisect", "trip-7", "--all", "--", sys.executable, "-c", "pass").out
+    assert "No checkpoint of trip-7 is bad" in whole
+    assert "only the ends" not in whole
     skips = cli("bisect", "trip-7", "--", sys.executable, "-c", "exit(125)")
     assert skips.code == 7
     assert "it ended with 125" in skips.err

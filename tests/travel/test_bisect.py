@@ -94,6 +94,42 @@ def test_an_expression_is_asked_about_all_and_says_when_it_was_bad_before(agent)
     assert not agent.bisect(when="budget > 100")
 
 
+def test_what_was_bad_and_is_good_again_is_found_or_said_not_to_be_looked_for(agent):
+    for number, budget in enumerate([0, 1, -5, -6, 2, 3]):
+        agent.state["budget"] = budget
+        agent.checkpoint(f"c{number}")
+    found = agent.bisect(when="budget < 0")
+    assert (found.checkpoint.label, found.last_good.label, found.until.label) == ("c2", "c1", "c3")
+    assert found.whole
+    assert "good again" in str(found)
+    assert agent.bisect(lambda state: state["budget"] >= 0, all=True).until.label == "c3"
+    ends = agent.bisect(lambda state: state["budget"] >= 0, fresh=True)
+    assert not ends
+    assert not ends.exact
+    assert "only the ends were checked" in str(ends)
+    first = agent.bisect(lambda state: state["budget"] > 0, fresh=True)  # both ends were asked: the oldest is bad
+    assert (first.checkpoint.label, first.until.label) == ("c0", "c0")
+
+
+def test_what_was_forgotten_in_between_is_counted_and_nobody_is_named_for_sure(agent):
+    grow(agent, 20, at=7)
+    assert agent.bisect(when="budget < 0").exact
+    agent.tag("first", "c0")
+    agent._store.retain(holdfast.Policy(last=3))
+    found = agent.bisect(when="budget < 0", fresh=True)
+    assert (found.checkpoint.label, found.last_good.label, found.forgotten) == ("c17", "c0", 16)
+    assert not found.exact
+    assert "one of 16 that were forgotten" in str(found)
+    none = agent.bisect(when="budget > 5")
+    assert (none.checkpoint, none.forgotten, none.exact) == (None, 16, False)
+    later = agent.bisect(when="n > 18", fresh=True)  # the gap lies elsewhere
+    assert (later.checkpoint.label, later.forgotten, later.exact) == ("c19", 0, True)
+    agent.untag("first")
+    agent._store.retain(holdfast.Policy(last=3))
+    oldest = agent.bisect(when="budget < 0", fresh=True)
+    assert (oldest.last_good, oldest.forgotten, oldest.exact) == (None, 17, False)
+
+
 def test_the_result_names_the_change_the_effect_and_the_line(agent):
     @holdfast.tool(name="bisected.price")
     def price(city):

@@ -203,10 +203,18 @@ _STYLES = {"good": "green", "bad": "bold red", "skip": "yellow"}
 def _print_bisection(out: Output, found: Bisection) -> None:
     bad, good = found.checkpoint, found.last_good
     if bad is None:
-        out.say(f"No checkpoint of {clean(found.agent)} is bad, of {count(found.total, 'checkpoint')}.")
+        ends = "" if found.whole else " The newest is good, and only the ends were checked; --all looks at every one."
+        found_none = "is bad" if found.whole else "was found to be bad"
+        of = count(found.total, "checkpoint")
+        out.say(f"No checkpoint of {clean(found.agent)} {found_none}, of {of}.{ends}")
     else:
         _fact(out, "first bad", named(bad), Text(f"  {ago(bad.time, now())}", style="dim"))
         _fact(out, "last good", named(good) if good is not None else Text("none: the oldest is bad", style="red"))
+    if found.until is not None:
+        _fact(out, "until", named(found.until), ", then good again")
+    if found.forgotten:
+        which = "one of" if bad is not None else "nobody can say of"
+        _fact(out, "or", Text(f"{which} {count(found.forgotten, 'checkpoint')} that were forgotten", style="yellow"))
     if found.cause is not None:
         _print_cause(out, found.cause)
     if found.candidates:

@@ -225,9 +225,11 @@ class Bisection:
     """What a bisection found.
 
     ``checkpoint`` is the first bad one, None where none is bad; ``last_good`` the one before it, None where all are
-    bad. ``change`` is what differs between the two, ``cause`` what led to it. ``candidates``: where some between the
-    two could not be checked, it is one of these. ``earlier``: stretches that were bad before and good again, as pairs
-    of their first and last checkpoint; ``whole``: every checkpoint was looked at, so that there are no others.
+    bad. ``until``: the last bad one, where the newest is good again. ``forgotten``: so many checkpoints between the two
+    are not there any more, and it may be one of those; where none is bad, so many of the line. ``change`` is what
+    differs between the two, ``cause`` what led to it. ``candidates``: where some between the two could not be checked,
+    it is one of these. ``earlier``: stretches that were bad before and good again, as pairs
+    of their first and last checkpoint; ``whole``: every checkpoint that is left was looked at, so there are no others.
     ``minimal`` are the changes that suffice; ``imagined``: a state with just these never existed. ``turn`` is the step
     of the run in which it became bad, where a run lies between the two; ``no_turn`` says why it could not be found.
     """
@@ -236,6 +238,8 @@ class Bisection:
     check: str
     checkpoint: Checkpoint | None = None
     last_good: Checkpoint | None = None
+    until: Checkpoint | None = None
+    forgotten: int = 0
     change: Diff = field(default_factory=lambda: Diff(()))
     cause: Cause | None = None
     checks: int = 0
@@ -261,6 +265,12 @@ class Bisection:
     def __bool__(self) -> bool:
         return self.checkpoint is not None
 
+    @property
+    def exact(self) -> bool:
+        """Whether it is this checkpoint and no other, or, where there is none, whether none was bad."""
+        found = self.whole or self.checkpoint is not None
+        return found and not (self.candidates or self.forgotten or (self.cut and self.last_good is None))
+
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types; values as their text where JSON has no such type."""
         return {
@@ -268,6 +278,9 @@ class Bisection:
             "check": self.check,
             "first_bad": self.checkpoint.to_json() if self.checkpoint is not None else None,
             "last_good": self.last_good.to_json() if self.last_good is not None else None,
+            "until": self.until.to_json() if self.until is not None else None,
+            "exact": self.exact,
+            "forgotten": self.forgotten,
             "change": [one.to_json() for one in self.change],
             "cause": self.cause.to_json() if self.cause is not None else None,
             "minimal": [one.to_json() for one in self.minimal],
@@ -291,11 +304,17 @@ class Bisection:
     def lines(self) -> Iterator[str]:
         """For people."""
         if self.checkpoint is None:
-            yield f"no bad checkpoint of {self.agent} was found in {self.total}, with {self.check}"
+            ends = "" if self.whole else ": the newest is good, and only the ends were checked"
+            yield f"no bad checkpoint of {self.agent} was found in {self.total}, with {self.check}{ends}"
         elif self.last_good is None:
             yield f"bad from the beginning: {_named(self.checkpoint)} is the oldest that can be checked"
         else:
             yield f"first bad: {_named(self.checkpoint)}; last good: {_named(self.last_good)}"
+        if self.until is not None:
+            yield f"the newest is good again: the last bad one that was found is {_named(self.until)}"
+        if self.forgotten:
+            where = "or it is one of" if self.checkpoint is not None else "nobody can say of"
+            yield f"{where} {self.forgotten} that were forgotten"
         if self.candidates:
             named = ", ".join(map(_named, self.candidates[:5]))
             yield f"it may be earlier, among {len(self.candidates)} that could not be checked: {named}"
@@ -459,8 +478,9 @@ class Search:
         found = Bisection(self._agent.name, self._check.name, total=len(self._line))
         try:
             self._search(found, good=good)
-            if whole and found.checkpoint is not None:
+            if whole:
                 self._scan(found)
+            found.forgotten = self._forgotten(found)
         finally:
             found.checks = self._checks
             found.steps = list(self._steps.values())
@@ -470,7 +490,8 @@ class Search:
     def _search(self, found: Bisection, *, good: bool) -> None:
         low, high = self._ends(found)
         line = self._line
-        if self._steps[high].verdict == "good":
+        again = self._steps[high].verdict == "good"
+        if again and self._steps[low].verdict == "good":
             return
         if self._steps[low].verdict == "bad":
             if good:
@@ -479,6 +500,7 @@ class Search:
                     hint="Give an older one as the good end.",
                 )
             found.checkpoint, found.candidates = line[low], list(line[:low])
+            found.until = line[low] if again else None
             return
         while inner := [at for at in range(low + 1, high) if self._verdict_or_none(at) != "skip"]:
             self._progress("checkpoints to check", len(line) - len(inner), len(line))
@@ -606,13 +628,25 @@ class Search:
                     stretches[-1][1] = at
                 else:
                     stretches.append([at, at])
-        *earlier, (start, _) = stretches
+        found.whole = True
+        if not stretches:
+            return
+        *earlier, (start, end) = stretches
         line = self._line
         goods = [at for at in sure if at < start]
         found.checkpoint, found.last_good = line[start], line[goods[-1]] if goods else None
         found.candidates = list(line[goods[-1] + 1 if goods else 0 : start])
+        found.until = line[end] if end != sure[-1] else None
         found.earlier = [(line[one], line[two]) for one, two in earlier]
-        found.whole = True
+
+    def _forgotten(self, found: Bisection) -> int:
+        """How many are not there any more between the last good one and the first bad one; without one, in all."""
+        line = list(self._line)
+        start = line.index(found.last_good) + 1 if found.last_good is not None else 0
+        end = line.index(found.checkpoint) + 1 if found.checkpoint is not None else len(line)
+        pairs = zip([None, *line], line, strict=False)
+        some = list(pairs)[start:end]
+        return sum(one.depth - 1 - (before.depth if before is not None else 0) for before, one in some if one.cut)
 
     # -- what it was ------------------------------------------------------------------------------------------
 
