@@ -99,10 +99,12 @@ def test_a_fix_is_one_when_the_failure_is_gone_and_healthy_runs_go_the_same_way(
         store.agent("bad").run(trips.travel, "TP1234")
     store.agent("good").run(trips.travel, "TP1")
     text = Path(PROGRAM).read_text()
+    text += "\n\ndef write(path):\n    with suppress(Exception):\n        Path(path).write_text('x')\n"
     for name, old, new in (
         ("fixed", 'if agent.state["budget"] < 0:', 'if agent.state["budget"] < -1000:'),
         ("wrong", 'raise ValueError("over budget")', 'raise ValueError("still over budget")'),
         ("rude", '["budget"] = 500', '["budget"] = 900'),
+        ("shy", 'raise ValueError("over budget")', f"write({str(tmp_path / 'outside')!r}); return"),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trips.py").write_text(text.replace(old, new))
@@ -113,6 +115,10 @@ def test_a_fix_is_one_when_the_failure_is_gone_and_healthy_runs_go_the_same_way(
     told = asked("fixed")
     assert told.problems[0].startswith("nobody can say: it would write: trip_book(flight='TP1234', amount=600)")
     assert asked("fixed", allow=["trip_book"]).good
+    shy = asked("shy")  # what it does there nobody has seen, because it was not let
+    assert shy.after.status == "finished"
+    assert shy.problems[0].startswith("nobody can say: it was refused: ")
+    assert not (tmp_path / "outside").exists()
     assert asked("wrong").problems[0] == "it still fails: ValueError: still over budget"
     rude = asked("rude", allow=["trip_book"])
     assert not rude.good

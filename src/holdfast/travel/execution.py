@@ -93,6 +93,12 @@ class Execution(Struct):
         return self.difference is None and not self.blocked and not self.failed and not self.stopped
 
     @property
+    def unknown(self) -> str:
+        """Why nobody can say what would come of it: it was not executed to its end, or something was refused to it."""
+        refused = f"it was refused: {self.blocked[0]['what']} at {self.blocked[0]['line']}" if self.blocked else ""
+        return self.failed or self.stopped or refused
+
+    @property
     def compared(self) -> int:
         """The checkpoints whose states are proven to be equal."""
         return sum(one.same is True for one in self.checkpoints)

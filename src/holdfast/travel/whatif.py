@@ -247,11 +247,13 @@ def validate(
 
 def _problems(checks: Sequence[str], old: list[Execution], new: list[Execution]) -> list[str]:
     found = []
-    if not any(fails(one) for one in old):
+    if why := next((one.unknown for one in old if one.unknown), ""):
+        found.append(f"nobody can say whether it fails with the code as it is: {why}")
+    elif not any(fails(one) for one in old):
         found.append("with the code as it is, nothing fails: there is no failure that could be gone")
     for check, one in zip(checks, new, strict=True):
-        if one.failed or one.stopped:
-            found.append(f"nobody can say: {one.failed or one.stopped}")
+        if one.unknown:
+            found.append(f"nobody can say: {one.unknown}")
         elif one.status == "failed":
             found.append(f"it still fails: {one.error}")
         elif one.check is False:
@@ -265,7 +267,7 @@ def _problems(checks: Sequence[str], old: list[Execution], new: list[Execution])
 
 def _unlike(healthy: list[Execution]) -> list[str]:
     return [
-        f"run {one.run} of {one.agent} goes another way: {one.failed or one.stopped or one.difference or 'blocked'}"
+        f"run {one.run} of {one.agent} goes another way: {one.unknown or one.difference}"
         for one in healthy
         if not one.same
     ]
