@@ -140,6 +140,41 @@ def test_every_way_to_save_is_guarded(store, agent):
     assert other.head is None
 
 
+@pytest.mark.parametrize("then", ["refuse", "rollback"])
+def test_a_tool_that_wants_a_checkpoint_before_it_is_not_called_from_a_state_that_may_not_be_saved(store, then):
+    paid = []
+
+    @holdfast.tool(checkpoint="before", name=f"guarded.pay.{then}")
+    def pay(amount):
+        paid.append(amount)
+        return amount
+
+    @holdfast.durable(name=f"guarded.shop.{then}")
+    def shop(agent):
+        agent.invariant("budget >= 0", then=then)
+        agent.state["budget"] = 1
+        agent.checkpoint("begun")
+        agent.state["budget"] = -1
+        try:
+            pay(1)
+        except InvariantViolated:
+            agent.state["budget"] = 5
+            agent.state["refused"] = True
+        pay(2)
+        if len(paid) == 1 and not again:
+            raise RuntimeError("the program was interrupted")
+        return pay(3)
+
+    again = []
+    with pytest.raises(RuntimeError, match="interrupted"):
+        store.agent("shop").run(shop)
+    assert paid == [2]
+    again.append(1)
+    assert store.agent("shop").run(shop) == 3  # what was refused is refused again, and nothing is paid twice
+    assert paid == [2, 3]
+    assert store.agent("shop").state["refused"]
+
+
 def test_before_a_rollback_what_breaks_is_saved_all_the_same_and_marked(agent):
     agent.invariant("budget >= 0", then="refuse")
     agent.state["budget"] = 1
