@@ -295,7 +295,7 @@ def _values(kind: str, text: str, *, each: bool) -> Iterable[Any]:
 
 def _json(one: Execution) -> dict[str, Any]:
     data = asdict(one)
-    for name in ("states", "again", "again_until", "dap"):
+    for name in ("states", "again", "again_until", "dap", "misnamed"):
         del data[name]
     data |= {name: [asdict(item) for item in data[name]] for name in ("checkpoints", "steps", "moments")}
     return data | {"difference": asdict(one.difference) if one.difference else None, "same": one.same}

@@ -85,6 +85,7 @@ class Execution(Struct):
     again: int = 0  # whoever debugs it wants to be at this step, which lies behind
     again_until: str = ""  # or at the newest one before it at which this holds
     dap: dict[str, Any] = {}  # where the conversation with an editor is
+    misnamed: str = ""  # what was to be different, and is nowhere: no such tool, call, argument or place
     states: list[tuple[str, str]] = field(default_factory=list)  # label and encoded state, where they were asked for
 
     @property

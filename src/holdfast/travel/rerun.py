@@ -393,8 +393,12 @@ class Replaying(Run):
         began_s = time.monotonic()
         try:
             args, kwargs = call_of(self.past, made, self.handle, self.ledger, self.registry)
-            args, kwargs = self.variation.arguments(made, self.handle, args, kwargs)
-            self.variation.change_state(self.handle)
+            try:
+                args, kwargs = self.variation.arguments(made, self.handle, args, kwargs)
+                self.variation.change_state(self.handle)
+            except BadOption as error:
+                found.misnamed = f"{error.message}. {error.hint}"
+                self.halt(error.message)
             call = partial(made.function, self.handle, *args, **kwargs)
             self._keep_step()
             self._end(drive(self._body(made, call)) if not made.waits else self._run(made, call))
@@ -405,6 +409,7 @@ class Replaying(Run):
         finally:
             self.over = self.ended = True
             found.seconds = time.monotonic() - began_s
+        found.misnamed = found.misnamed or self.variation.misnamed(self.past)
         if check is not None:
             found.check = bool(check(self.handle))
         return found

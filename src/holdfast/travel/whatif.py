@@ -101,7 +101,16 @@ def what_if(
 ) -> list[Execution]:
     """As ``Store.what_if``."""
     job = job_of(store, agent, run, program, **how)
-    return executed([_varied(store, job, one) for one in variations], parallel=parallel, tell=tell)
+    return _named(executed([_varied(store, job, one) for one in variations], parallel=parallel, tell=tell))
+
+
+def _named(found: list[Execution]) -> list[Execution]:
+    """Refuse names that are nowhere: an answer as if nothing were different would be none to what was asked."""
+    for one in found:
+        if one.misnamed:
+            message, _, hint = one.misnamed.partition(". ")
+            raise BadOption(message, hint=hint)
+    return found
 
 
 def debug(
@@ -240,7 +249,7 @@ def validate(
     asked = list(checks) or [""]
     jobs = [replace(first, check=check) for check in asked] + [replace(fixed, check=check) for check in asked]
     jobs += [job_of(store, name, id, program, code=code, types=types) for name, id in how.get("healthy", ())]
-    found = executed(jobs, tell=how.get("progress"))
+    found = _named(executed(jobs, tell=how.get("progress")))
     old, new, rest = found[: len(asked)], found[len(asked) : 2 * len(asked)], found[2 * len(asked) :]
     return Validation(old[0], new[0], rest, [*_problems(asked, old, new), *_unlike(rest)])
 
