@@ -52,6 +52,22 @@ def test_what_a_command_says_is_what_git_would_make_of_it(cli):
     assert cli("bisect", "trip-7", "--when", "budget <").code == 2
 
 
+def test_an_expression_in_another_place_is_understood_or_its_place_named(cli):
+    wrong = cli("bisect", "trip-7", "budget < 1000")
+    assert wrong.code == 2
+    assert "--when 'budget < 1000'" in wrong.err
+    assert cli("bisect", "trip-7", "--check", "budget >= 1000", "--json").json["first_bad"]["label"] == "cheaper"
+    assert "nowhere    state.bugdet" in cli("bisect", "trip-7", "--when", "bugdet < 800").out
+
+
+def test_what_is_not_there_is_said(cli):
+    none = cli("replay", "trip-7", "--program", "trip.py")
+    assert none.code == 2
+    assert "trip-7 has no runs" in none.err
+    assert "Only durable functions" in none.err
+    assert "No lines of trip-7 are kept" in cli("logs", "trip-7").out
+
+
 def test_a_bisection_that_was_killed_goes_on_where_it_was(program, filled, tmp_path):
     """The third question kills whoever asks. The next search asks nothing twice."""
     with holdfast.open(filled) as store:

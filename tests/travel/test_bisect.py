@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
@@ -130,6 +131,20 @@ def test_what_was_forgotten_in_between_is_counted_and_nobody_is_named_for_sure(a
     assert (oldest.last_good, oldest.forgotten, oldest.exact) == (None, 17, False)
 
 
+def test_places_that_are_nowhere_and_checkpoints_that_could_not_be_checked_are_said(agent):
+    for number in range(6):
+        agent.state["budget"] = "much" if number < 4 else number
+        agent.checkpoint(f"c{number}")
+    found = agent.bisect(when="bugdet < 800")
+    assert found.nowhere == ["state.bugdet"]
+    assert "state.bugdet is in none" in str(found)
+    assert agent.bisect(when="bugdet < 800").nowhere == ["state.bugdet"]  # from memory, too
+    some = agent.bisect(when="budget < 0")
+    assert (some.nowhere, len(some.skipped), some.exact) == ([], 4, False)
+    assert "4 could not be checked" in str(some)
+    assert all("\n" not in step.why for step in some.skipped)
+
+
 def test_the_result_names_the_change_the_effect_and_the_line(agent):
     @holdfast.tool(name="bisected.price")
     def price(city):
@@ -244,6 +259,16 @@ def test_a_changed_check_is_another_check(agent):
     grow(agent, 8)
     assert agent.bisect(lambda state: state["n"] < 3).checkpoint.label == "c3"
     assert agent.bisect(lambda state: state["n"] < 5).checkpoint.label == "c5"
+
+
+def test_a_hostile_file_of_verdicts_is_no_reason_to_fail(agent, store_path):
+    grow(agent, 4, at=2)
+    agent.bisect(when="budget < 0")
+    (file,) = (store_path / "bisect").iterdir()
+    last = json.loads(file.read_text().splitlines()[-1])
+    hostile = [{**last, "verdict": ["x"]}, {**last, "checkpoint": 5}, {**last, "depth": [1]}]
+    file.write_text("\n".join(["[" * 100_000, *map(json.dumps, hostile), ""]))
+    assert agent.bisect(when="budget < 0").checkpoint.label == "c2"
 
 
 LIMIT = 5

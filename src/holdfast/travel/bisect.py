@@ -33,9 +33,9 @@ from holdfast.agent.graph import Graph
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation
 from holdfast.codec.values import encode
-from holdfast.errors import BadOption, BisectFailed, Damaged, Forgotten, HoldfastError
+from holdfast.errors import BadOption, BisectFailed, Damaged, Forgotten, HoldfastError, format_path
 from holdfast.travel.causes import Cause, cause_of
-from holdfast.travel.expressions import Expression, Look
+from holdfast.travel.expressions import MISSING, Expression, Look
 
 if TYPE_CHECKING:
     from holdfast.travel.handle import Agent
@@ -50,6 +50,7 @@ REPEATS_MAX = 1_000
 _WHY = 200  # characters of why a verdict is not known
 _LINE_MAX = 4_096  # bytes of a line in the file of verdicts
 _FILE_MAX = 64 * 2**20
+_TEXTS = ("id", "checkpoint", "verdict")
 
 
 class Abort(Exception):
@@ -259,6 +260,8 @@ class Bisection:
     imagined: bool = False
     turn: Turn | None = None
     no_turn: str = ""
+    nowhere: list[str] = field(default_factory=list)
+    """Places that the expression speaks of, and that no checkpoint has that was looked at."""
     cut: str = ""
     """Why the line could not be followed further back, where it is damaged."""
 
@@ -268,7 +271,7 @@ class Bisection:
     @property
     def exact(self) -> bool:
         """Whether it is this checkpoint and no other, or, where there is none, whether none was bad."""
-        found = self.whole or self.checkpoint is not None
+        found = self.checkpoint is not None or (self.whole and not self.skipped)
         return found and not (self.candidates or self.forgotten or (self.cut and self.last_good is None))
 
     def to_json(self) -> dict[str, Any]:
@@ -287,6 +290,7 @@ class Bisection:
             "imagined": self.imagined,
             "turn": asdict(self.turn) if self.turn is not None else None,
             "no_turn": self.no_turn,
+            "nowhere": self.nowhere,
             "cut": self.cut,
             "candidates": [one.id for one in self.candidates],
             "earlier": [{"first": one.id, "last": two.id} for one, two in self.earlier],
@@ -306,10 +310,14 @@ class Bisection:
         if self.checkpoint is None:
             ends = "" if self.whole else ": the newest is good, and only the ends were checked"
             yield f"no bad checkpoint of {self.agent} was found in {self.total}, with {self.check}{ends}"
+            if self.skipped:
+                yield f"{len(self.skipped)} could not be checked: {self.skipped[0].why}"
         elif self.last_good is None:
             yield f"bad from the beginning: {_named(self.checkpoint)} is the oldest that can be checked"
         else:
             yield f"first bad: {_named(self.checkpoint)}; last good: {_named(self.last_good)}"
+        for place in self.nowhere:
+            yield f"{place} is in none of the checkpoints that were looked at"
         if self.until is not None:
             yield f"the newest is good again: the last bad one that was found is {_named(self.until)}"
         if self.forgotten:
@@ -368,9 +376,9 @@ class Verdicts:
         except OSError:
             return
         for line in lines:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 said = json.loads(line)
-                if isinstance(said, dict) and all(isinstance(said.get(key), str) for key in ("id", "checkpoint")):
+                if isinstance(said, dict) and all(isinstance(said.get(key), str) for key in _TEXTS):
                     yield said
 
     def known(self, check: Check) -> dict[str, list[Verdict]]:
@@ -481,6 +489,7 @@ class Search:
             if whole:
                 self._scan(found)
             found.forgotten = self._forgotten(found)
+            found.nowhere = self._nowhere()
         finally:
             found.checks = self._checks
             found.steps = list(self._steps.values())
@@ -611,7 +620,8 @@ class Search:
         except Abort as wish:
             raise BisectFailed(f"the check ended the search: {wish}", hint="What was found so far is kept.") from None
         except Exception as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
-            step = Step(checkpoint, "skip", f"{type(error).__name__}: {error!s}"[:_WHY])
+            said = error.message if isinstance(error, HoldfastError) else str(error)
+            step = Step(checkpoint, "skip", " ".join(f"{type(error).__name__}: {said}".split())[:_WHY])
         self._verdicts.add(self._check, step)
         return step
 
@@ -638,6 +648,19 @@ class Search:
         found.candidates = list(line[goods[-1] + 1 if goods else 0 : start])
         found.until = line[end] if end != sure[-1] else None
         found.earlier = [(line[one], line[two]) for one, two in earlier]
+
+    def _nowhere(self) -> list[str]:
+        if not isinstance(self._check, Asked):
+            return []
+        missing, seen = set(self._check.expression.paths), set[object]()
+        for step in reversed(list(self._steps.values())):
+            sees = self._check.sees(step.checkpoint)
+            if missing and step.verdict != "skip" and sees not in seen:
+                seen.add(sees)
+                with suppress(Damaged, Forgotten):
+                    look = Look.of(step.checkpoint.state)
+                    missing = {path for path in missing if look.at(path) is MISSING}
+        return sorted(map(format_path, missing))
 
     def _forgotten(self, found: Bisection) -> int:
         """How many are not there any more between the last good one and the first bad one; without one, in all."""

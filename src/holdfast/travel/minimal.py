@@ -229,7 +229,8 @@ def turn_of(agent: Agent, good: Checkpoint, bad: Checkpoint, check: Check, progr
     begin = run.begin
     made = DURABLES.get(begin.function)
     if program is None and made is None:
-        return f"run {begin.run} lies in between: name its program, and its step at which it became bad is found"
+        how = "name its program (--program, program=), and its step at which it became bad is found"
+        return f"run {begin.run} lies in between: {how}"
     try:
         job = job_of(store, agent.name, bad, program or made.function, branch=view.branch_name)  # type: ignore[union-attr]
         found = executed([replace(job, between=(good.id, bad.id))])[0]
