@@ -35,7 +35,11 @@ def test_bisect_by_expression_function_and_command_agree(cli, tmp_path, monkeypa
 def test_what_a_command_says_is_what_git_would_make_of_it(cli):
     none = cli("bisect", "trip-7", "--", sys.executable, "-c", "pass")
     assert none.code == 1
-    assert "No checkpoint of trip-7 is bad" in none.out
+    assert "No checkpoint of trip-7 was found to be bad" in none.out
+    assert "only the ends were checked; --all" in none.out
+    whole = cli("bisect", "trip-7", "--all", "--", sys.executable, "-c", "pass").out
+    assert "No checkpoint of trip-7 is bad" in whole
+    assert "only the ends" not in whole
     skips = cli("bisect", "trip-7", "--", sys.executable, "-c", "exit(125)")
     assert skips.code == 7
     assert "it ended with 125" in skips.err
@@ -46,6 +50,22 @@ def test_what_a_command_says_is_what_git_would_make_of_it(cli):
     assert cli("bisect", "trip-7", "--", "/no/such/program").code == 7
     assert cli("bisect", "trip-7").code == 2
     assert cli("bisect", "trip-7", "--when", "budget <").code == 2
+
+
+def test_an_expression_in_another_place_is_understood_or_its_place_named(cli):
+    wrong = cli("bisect", "trip-7", "budget < 1000")
+    assert wrong.code == 2
+    assert "--when 'budget < 1000'" in wrong.err
+    assert cli("bisect", "trip-7", "--check", "budget >= 1000", "--json").json["first_bad"]["label"] == "cheaper"
+    assert "nowhere    state.bugdet" in cli("bisect", "trip-7", "--when", "bugdet < 800").out
+
+
+def test_what_is_not_there_is_said(cli):
+    none = cli("replay", "trip-7", "--program", "trip.py")
+    assert none.code == 2
+    assert "trip-7 has no runs" in none.err
+    assert "Only durable functions" in none.err
+    assert "No lines of trip-7 are kept" in cli("logs", "trip-7").out
 
 
 def test_a_bisection_that_was_killed_goes_on_where_it_was(program, filled, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
@@ -92,6 +93,56 @@ def test_an_expression_is_asked_about_all_and_says_when_it_was_bad_before(agent)
     assert "bad before" in str(found)
     assert agent.bisect("budget >= 0").checkpoint.label == "c5"  # true is good
     assert not agent.bisect(when="budget > 100")
+
+
+def test_what_was_bad_and_is_good_again_is_found_or_said_not_to_be_looked_for(agent):
+    for number, budget in enumerate([0, 1, -5, -6, 2, 3]):
+        agent.state["budget"] = budget
+        agent.checkpoint(f"c{number}")
+    found = agent.bisect(when="budget < 0")
+    assert (found.checkpoint.label, found.last_good.label, found.until.label) == ("c2", "c1", "c3")
+    assert found.whole
+    assert "good again" in str(found)
+    assert agent.bisect(lambda state: state["budget"] >= 0, all=True).until.label == "c3"
+    ends = agent.bisect(lambda state: state["budget"] >= 0, fresh=True)
+    assert not ends
+    assert not ends.exact
+    assert "only the ends were checked" in str(ends)
+    first = agent.bisect(lambda state: state["budget"] > 0, fresh=True)  # both ends were asked: the oldest is bad
+    assert (first.checkpoint.label, first.until.label) == ("c0", "c0")
+
+
+def test_what_was_forgotten_in_between_is_counted_and_nobody_is_named_for_sure(agent):
+    grow(agent, 20, at=7)
+    assert agent.bisect(when="budget < 0").exact
+    agent.tag("first", "c0")
+    agent._store.retain(holdfast.Policy(last=3))
+    found = agent.bisect(when="budget < 0", fresh=True)
+    assert (found.checkpoint.label, found.last_good.label, found.forgotten) == ("c17", "c0", 16)
+    assert not found.exact
+    assert "one of 16 that were forgotten" in str(found)
+    none = agent.bisect(when="budget > 5")
+    assert (none.checkpoint, none.forgotten, none.exact) == (None, 16, False)
+    later = agent.bisect(when="n > 18", fresh=True)  # the gap lies elsewhere
+    assert (later.checkpoint.label, later.forgotten, later.exact) == ("c19", 0, True)
+    agent.untag("first")
+    agent._store.retain(holdfast.Policy(last=3))
+    oldest = agent.bisect(when="budget < 0", fresh=True)
+    assert (oldest.last_good, oldest.forgotten, oldest.exact) == (None, 17, False)
+
+
+def test_places_that_are_nowhere_and_checkpoints_that_could_not_be_checked_are_said(agent):
+    for number in range(6):
+        agent.state["budget"] = "much" if number < 4 else number
+        agent.checkpoint(f"c{number}")
+    found = agent.bisect(when="bugdet < 800")
+    assert found.nowhere == ["state.bugdet"]
+    assert "state.bugdet is in none" in str(found)
+    assert agent.bisect(when="bugdet < 800").nowhere == ["state.bugdet"]  # from memory, too
+    some = agent.bisect(when="budget < 0")
+    assert (some.nowhere, len(some.skipped), some.exact) == ([], 4, False)
+    assert "4 could not be checked" in str(some)
+    assert all("\n" not in step.why for step in some.skipped)
 
 
 def test_the_result_names_the_change_the_effect_and_the_line(agent):
@@ -208,6 +259,56 @@ def test_a_changed_check_is_another_check(agent):
     grow(agent, 8)
     assert agent.bisect(lambda state: state["n"] < 3).checkpoint.label == "c3"
     assert agent.bisect(lambda state: state["n"] < 5).checkpoint.label == "c5"
+
+
+def test_a_hostile_file_of_verdicts_is_no_reason_to_fail(agent, store_path):
+    grow(agent, 4, at=2)
+    agent.bisect(when="budget < 0")
+    (file,) = (store_path / "bisect").iterdir()
+    last = json.loads(file.read_text().splitlines()[-1])
+    hostile = [{**last, "verdict": ["x"]}, {**last, "checkpoint": 5}, {**last, "depth": [1]}]
+    file.write_text("\n".join(["[" * 100_000, *map(json.dumps, hostile), ""]))
+    assert agent.bisect(when="budget < 0").checkpoint.label == "c2"
+
+
+LIMIT = 5
+
+
+def within(number):
+    return number < LIMIT
+
+
+def under_the_limit(state):
+    return within(state["n"])
+
+
+def test_a_check_that_finds_other_values_by_name_is_another_check(agent, monkeypatch):
+    class Bound:
+        def __init__(self, limit):
+            self.limit = limit
+
+        def ok(self, state):
+            return state["n"] < self.limit
+
+    def imports(state):
+        from tests.travel import test_bisect
+
+        return test_bisect.within(state["n"])
+
+    grow(agent, 20)
+
+    def first(check):
+        return agent.bisect(check, minimise=False).checkpoint.label
+
+    assert (first(Bound(5).ok), first(Bound(15).ok)) == ("c5", "c15")
+    assert (first(under_the_limit), first(imports)) == ("c5", "c5")
+    assert agent.bisect(under_the_limit, minimise=False).checks == 0  # what it depends on is the same
+    monkeypatch.setitem(globals(), "LIMIT", 15)
+    assert (first(under_the_limit), first(imports)) == ("c15", "c15")
+    monkeypatch.setitem(globals(), "within", lambda number: number < 9)  # a helper was mended
+    assert (first(under_the_limit), first(imports)) == ("c9", "c9")
+    monkeypatch.setitem(globals(), "within", Bound(3).ok)
+    assert Called(Bound(3).ok).identity == Called(imports).identity == Called(under_the_limit).identity == ""
 
 
 def test_a_torn_file_of_verdicts_is_no_reason_to_fail(agent, store_path):

@@ -99,6 +99,31 @@ def test_where_history_was_forgotten_it_says_so(agent):
     assert not found.exact
 
 
+def test_what_leaves_a_list_as_it_was_is_no_change(agent):
+    agent.state["q"] = [1, 2, 3]
+    agent.state["empty"] = []
+    agent.checkpoint("made it")
+
+    def back():
+        agent.state["q"].append(4)
+        agent.state["q"].pop()
+
+    for number, nothing in enumerate(
+        [agent.state["q"].sort, lambda: agent.state["q"].extend([]), back, agent.state["empty"].clear]
+    ):
+        nothing()
+        made = agent.checkpoint(f"innocent {number}")
+        assert not made.changes()
+        nothing()
+        agent.state["n"] = number
+        agent.checkpoint(f"innocent {number}, beside another")
+    for path in ("q", "q[1]", "empty"):
+        assert agent.blame(path).checkpoint.label == "made it"
+    agent.state["q"].append(5)
+    agent.checkpoint("guilty")
+    assert agent.blame("q").checkpoint.label == "guilty"
+
+
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     with holdfast.open(tmp_path_factory.mktemp("model") / "store", durability="batched") as store:

@@ -71,6 +71,12 @@ def test_places_configuration_and_shapes_of_calls(agent, store_path):
         assert "configuration.config" not in names(again.drift("baseline", may=["configuration.*"]))
 
 
+def test_a_place_that_is_nowhere_has_not_stayed_the_same(agent):
+    agent.checkpoint("later")
+    with pytest.raises(BadOption, match=r"setings\.limit is in neither"):
+        agent.drift("baseline", paths=["setings.limit"])
+
+
 def test_rules():
     def allows(text, name, old, new):
         return Rule.read(text).allows(name, old, new)
@@ -82,6 +88,8 @@ def test_rules():
     assert allows("state.limit=5%", "state.limit", 100, 104)
     assert not allows("state.limit=5%", "state.limit", 100, 106)
     assert not allows("state.limit=5%", "state.limit", "a", "b")
+    assert allows("settings.limit=5%", "state.settings.limit", 100, 104)  # as places are written everywhere
+    assert not allows("code.*", "state.code.x", 1, 2)
     assert allows("environment.program", "environment.program", "a", "b")
     with pytest.raises(BadOption):
         Rule.read("=5%")

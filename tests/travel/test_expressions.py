@@ -114,6 +114,23 @@ def test_it_never_computes_huge_numbers(look, text):
         Expression(text).value(look)
 
 
+@pytest.mark.parametrize("name", ["cafe\u0301", "\ufb01ne", "\u2115"])
+def test_a_name_that_python_would_read_as_another_is_refused_and_its_quoted_form_works(store_path, name):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a", when=None)
+        agent.state[name] = 1
+        agent.state["deep"] = {name: 1}
+        agent.checkpoint()
+        agent.state[name] = agent.state["deep"][name] = -4
+        agent.checkpoint("bad")
+        for text in (f"{name} < 0", f"deep.{name} < 0", f"len({name}.x) > 0", f"(1 <\n {name})"):
+            with pytest.raises(BadExpression, match="not what it looks like"):
+                agent.bisect(when=text)
+        for text in (f"state[{name!r}] < 0", f"deep[{name!r}] < 0"):
+            assert agent.bisect(when=text).checkpoint.label == "bad"
+        assert agent.blame(f"[{name!r}]").checkpoint.label == "bad"
+
+
 def test_names_that_the_asker_gives_are_no_sections(look):
     expression = Expression("new < 0 and old.n >= 0 and state.budget == -5", names=("old", "new"))
     assert expression.paths == {("budget",)}

@@ -62,6 +62,9 @@ SCHEMA = {"type": "object", "required": ["name"], "properties": {"stars": {"type
         ("budget", {"type": int}, "budget", "5"),
         ("budget", {"type": "number"}, "budget", True),
         ("spent", {"monotonic": "up"}, "spent", 2),
+        ("budget", {"range": (0, 100)}, "budget", float("nan")),
+        ("spent", {"monotonic": "up"}, "spent", float("nan")),
+        ("spent", {"monotonic": "down"}, "spent", float("nan")),
         ("tags", {"unique": True}, "tags", ["a", "a"]),
         ("orders", {"unique": True, "field": "id"}, "orders", [{"id": 1}, {"id": 1}]),
         ("orders", {"references": "customers", "field": "customer"}, "orders", [{"id": 1, "customer": "eve"}]),
@@ -80,7 +83,7 @@ def test_each_kind_refuses_what_breaks_it_and_nothing_else(agent, what, options,
     assert caught.value.invariant.then == "refuse"
     assert agent.head == first
     assert agent.dirty  # the live state stays
-    assert holdfast.plain(agent.state[section]) == bad
+    assert repr(holdfast.plain(agent.state[section])) == repr(bad)
     agent.state[section] = GOOD[section]
     agent.state["more"] = 1
     assert agent.checkpoint("mended").validity == "good"
@@ -138,6 +141,41 @@ def test_every_way_to_save_is_guarded(store, agent):
     with pytest.raises(InvariantViolated):
         other.step()
     assert other.head is None
+
+
+@pytest.mark.parametrize("then", ["refuse", "rollback"])
+def test_a_tool_that_wants_a_checkpoint_before_it_is_not_called_from_a_state_that_may_not_be_saved(store, then):
+    paid = []
+
+    @holdfast.tool(checkpoint="before", name=f"guarded.pay.{then}")
+    def pay(amount):
+        paid.append(amount)
+        return amount
+
+    @holdfast.durable(name=f"guarded.shop.{then}")
+    def shop(agent):
+        agent.invariant("budget >= 0", then=then)
+        agent.state["budget"] = 1
+        agent.checkpoint("begun")
+        agent.state["budget"] = -1
+        try:
+            pay(1)
+        except InvariantViolated:
+            agent.state["budget"] = 5
+            agent.state["refused"] = True
+        pay(2)
+        if len(paid) == 1 and not again:
+            raise RuntimeError("the program was interrupted")
+        return pay(3)
+
+    again = []
+    with pytest.raises(RuntimeError, match="interrupted"):
+        store.agent("shop").run(shop)
+    assert paid == [2]
+    again.append(1)
+    assert store.agent("shop").run(shop) == 3  # what was refused is refused again, and nothing is paid twice
+    assert paid == [2, 3]
+    assert store.agent("shop").state["refused"]
 
 
 def test_before_a_rollback_what_breaks_is_saved_all_the_same_and_marked(agent):

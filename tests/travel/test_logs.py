@@ -40,6 +40,14 @@ def shop(agent):
     root.removeHandler(handler)
 
 
+def test_lines_that_somebody_else_put_into_the_file_are_left_out(agent, shop):
+    shop.error("mine")
+    (file,) = (line for line in [logs.Lines(agent).file])
+    bad = ['{"at": 1e400}', '{"at": NaN}', '{"at": 1e18}', '{"at": "now"}', '{"at": null}', "{}", "[" * 100_000, "[]"]
+    file.write_text("\n".join([*bad, file.read_text()]))
+    assert [line.text for line in agent.logs()] == ["mine"]
+
+
 def test_an_error_asks_and_the_next_safe_point_saves(agent, shop):
     first = agent.head
     agent.state["n"] = 1

@@ -42,7 +42,7 @@ def test_each_thing_that_can_be_different_shows_where_the_ways_part_and_what_cam
     other.mkdir()
     (other / "trips.py").write_text(Path(PROGRAM).read_text().replace('["budget"] = 500', '["budget"] = 5000'))
     told = []
-    cheap, dear, arg, state, tool, code, allowed, nothing = store.what_if(
+    cheap, dear, arg, state, tool, code, allowed = store.what_if(
         "trip",
         WhatIf(results={"trip_price": 300}),  # the tool by its name: as it was
         WhatIf(results={"trip_price#0": 900}),
@@ -51,14 +51,12 @@ def test_each_thing_that_can_be_different_shows_where_the_ways_part_and_what_cam
         WhatIf(tools={"trip_price": "fake.py:trip_price"}),
         WhatIf(code=str(other)),
         WhatIf(args={"flight": "T"}, reads=True, allow=["trip_book"]),
-        WhatIf(results={"7": 1}),
         program=PROGRAM,
         check="budget >= 0",
         progress=lambda index, found: told.append(index),
     )
-    assert sorted(told) == list(range(8))
+    assert sorted(told) == list(range(7))
     assert cheap.same, cheap.difference
-    assert nothing.same
     assert dear.status == "failed"
     assert dear.error == "ValueError: over budget"
     assert dear.check is False
@@ -77,6 +75,27 @@ def test_each_thing_that_can_be_different_shows_where_the_ways_part_and_what_cam
     assert allowed.result == "'seat on T'"
     assert store.agent("trip").head.id == head
     assert len(store.agent("trip").effects()) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"results": {"trip_prise": 3}}, r"no tool or call 'trip_prise' .*"),
+        ({"results": {"trip_price#1": 3}}, r"no tool or call 'trip_price#1'"),
+        ({"results": {"7": 3}}, r"no tool or call '7'"),
+        ({"allow": ["trip_bok"]}, r"no tool 'trip_bok'"),
+        ({"args": {"fligth": "TP1"}}, r"no argument 'fligth'"),
+        ({"state": {"bugdet.left": 1}}, r"the state has nothing at"),
+        ({"state": {"budget": 1}, "at": "before"}, r"is not of run"),
+    ],
+)
+def test_what_is_nowhere_cannot_be_different(store, trips, wrong, said):
+    agent = store.agent("trip")
+    agent.checkpoint("before")
+    agent.run(trips.travel, "TP1")
+    with pytest.raises(holdfast.errors.BadOption, match=said) as refused:
+        store.what_if("trip", WhatIf(**wrong), program=PROGRAM)
+    assert "\\n" not in str(refused.value)
 
 
 def test_what_came_of_a_variation_is_kept_as_a_branch_that_says_that_it_never_happened(store, trips):
@@ -99,10 +118,12 @@ def test_a_fix_is_one_when_the_failure_is_gone_and_healthy_runs_go_the_same_way(
         store.agent("bad").run(trips.travel, "TP1234")
     store.agent("good").run(trips.travel, "TP1")
     text = Path(PROGRAM).read_text()
+    text += "\n\ndef write(path):\n    with suppress(Exception):\n        Path(path).write_text('x')\n"
     for name, old, new in (
         ("fixed", 'if agent.state["budget"] < 0:', 'if agent.state["budget"] < -1000:'),
         ("wrong", 'raise ValueError("over budget")', 'raise ValueError("still over budget")'),
         ("rude", '["budget"] = 500', '["budget"] = 900'),
+        ("shy", 'raise ValueError("over budget")', f"write({str(tmp_path / 'outside')!r}); return"),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trips.py").write_text(text.replace(old, new))
@@ -113,6 +134,10 @@ def test_a_fix_is_one_when_the_failure_is_gone_and_healthy_runs_go_the_same_way(
     told = asked("fixed")
     assert told.problems[0].startswith("nobody can say: it would write: trip_book(flight='TP1234', amount=600)")
     assert asked("fixed", allow=["trip_book"]).good
+    shy = asked("shy")  # what it does there nobody has seen, because it was not let
+    assert shy.after.status == "finished"
+    assert shy.problems[0].startswith("nobody can say: it was refused: ")
+    assert not (tmp_path / "outside").exists()
     assert asked("wrong").problems[0] == "it still fails: ValueError: still over budget"
     rude = asked("rude", allow=["trip_book"])
     assert not rude.good

@@ -65,7 +65,9 @@ def drift(
     *,
     baseline: Annotated[str, option("The tag, or another REV, that is as it should be.", "REV")],
     at: Ref = None,
-    path: Annotated[tuple[str, ...], option("A place of the state to compare, too.", "PATH")] = (),
+    path: Annotated[
+        tuple[str, ...], option("A place of the state to compare, too; then only such are watched for drift.", "PATH")
+    ] = (),
     may: Annotated[tuple[str, ...], option("What may differ: NAME, NAME=minor, NAME=5%; * for any.", "RULE")] = (),
     json: Json = False,
     session: Given,
@@ -169,9 +171,11 @@ def logs(
         found = reader(store, name, branch).logs(at, limit=most)
         if json:
             return session.json("logs", agent=name, branch=branch, lines=[line.to_json() for line in found])
+        if not found:
+            session.out.say(f"No lines of {clean(name)} are kept: agent.log_handler() and agent.metrics() keep some.")
         for line in found:
             asked = Text(" asked for a checkpoint", style="yellow") if line.asked else Text("")
             head = Text(f"{line.at:%Y-%m-%d %H:%M:%S} ", style="dim")
-            body = Text(f"{line.level} {clean(line.logger)}: {clean(line.text)}")
+            body = Text(f"{clean(line.level)} {clean(line.logger)}: {clean(line.text)}")
             session.out.say(head, Text(f"{line.checkpoint[:12] or '-':12} ", style="cyan"), body, asked)
     return 0

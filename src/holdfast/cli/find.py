@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json as json_
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,10 +42,22 @@ from holdfast.cli.session import (
 )
 from holdfast.cli.text import ago, clean, count, now, shorten
 from holdfast.cli.values import change_lines, named
-from holdfast.errors import BadOption, format_path
+from holdfast.errors import BadExpression, BadOption, format_path
 from holdfast.run import function_of
 from holdfast.schemas import as_json
-from holdfast.travel import Abort, Blame, Cause, Check, Moment, Probe, Verdict, declared, log_of, moment_before
+from holdfast.travel import (
+    Abort,
+    Blame,
+    Cause,
+    Check,
+    Expression,
+    Moment,
+    Probe,
+    Verdict,
+    declared,
+    log_of,
+    moment_before,
+)
 
 SKIP, ABORTS = 125, 128  # exit codes of a check, as git's bisect has them
 _FILE_MAX_BYTES = 2**20
@@ -59,7 +72,7 @@ def find(
     /,
     *command: Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)],
     when: Annotated[str | None, option(metavar="EXPR")] = None,
-    check: Annotated[str | None, option(metavar="MODULE:FUNCTION")] = None,
+    check: Annotated[str | None, option(metavar="CHECK")] = None,
     good: Ref = None,
     repeats: Annotated[int, option(metavar="N")] = 1,
     confidence: Annotated[float, option(metavar="P")] = 0.95,
@@ -85,7 +98,7 @@ def find(
     when
         It is bad where this is true.
     check
-        A function of the state that returns True where all is well.
+        A function of the state that returns True where all is well, or an expression that is true there.
     good
         The good end. [default: the oldest checkpoint]
     repeats
@@ -105,8 +118,13 @@ def find(
         raise BadOption(
             "a bisection needs one check", hint='Give --when "budget < 0", --check MODULE:FUNCTION or -- CMD.'
         )
-    asked: Any = function_of(check) if check is not None else None
-    with _opened(session, named=check is not None) as store:
+    if len(command) == 1 and _is_expression(command[0]) and shutil.which(command[0]) is None:
+        raise BadOption(
+            f"there is no program {command[0]!r}", hint=f"An expression goes after --when: --when {command[0]!r}."
+        )
+    named = check is not None and not _is_expression(check)
+    asked: Any = function_of(check) if check is not None and named else check
+    with _opened(session, named=named) as store:
         handle, bad = looking(store, agent)
         if command:
             asked = Command(command, store.place, handle.name, limit_s)
@@ -141,11 +159,19 @@ def history(agent: Revision, /, *, limit: Limit = None, json: Json = False, sess
         if not said:
             session.out.say(f"No bisection of {clean(name)} is known.")
         for one in shown:
-            line = Text(f"#{one.get('depth', '?'):<6}").append(str(one["checkpoint"])[:12], style="yellow")
+            line = Text(f"#{clean(str(one.get('depth', '?')))[:6]:<6}").append(
+                str(one["checkpoint"])[:12], style="yellow"
+            )
             line.append(f"  {clean(str(one.get('verdict')))}  ", style=_STYLES.get(str(one.get("verdict")), ""))
             session.out.say(line.append(clean(f"{one.get('check', '')}  {one.get('why', '')}"), style="dim"))
         session.out.left_out(len(said) - len(shown), "older verdict")
     return 0
+
+
+def _is_expression(text: str) -> bool:
+    with suppress(BadExpression):
+        return bool(Expression(text))
+    return False
 
 
 @contextmanager
@@ -203,10 +229,21 @@ _STYLES = {"good": "green", "bad": "bold red", "skip": "yellow"}
 def _print_bisection(out: Output, found: Bisection) -> None:
     bad, good = found.checkpoint, found.last_good
     if bad is None:
-        out.say(f"No checkpoint of {clean(found.agent)} is bad, of {count(found.total, 'checkpoint')}.")
+        ends = "" if found.whole else " The newest is good, and only the ends were checked; --all looks at every one."
+        found_none = "is bad" if found.whole and not found.skipped else "was found to be bad"
+        of = count(found.total, "checkpoint")
+        some = f" {len(found.skipped)} could not be checked." if found.skipped else ""
+        out.say(f"No checkpoint of {clean(found.agent)} {found_none}, of {of}.{some}{ends}")
     else:
         _fact(out, "first bad", named(bad), Text(f"  {ago(bad.time, now())}", style="dim"))
         _fact(out, "last good", named(good) if good is not None else Text("none: the oldest is bad", style="red"))
+    for place in found.nowhere:
+        _fact(out, "nowhere", Text(f"{clean(place)} is in no checkpoint that was looked at", style="yellow"))
+    if found.until is not None:
+        _fact(out, "until", named(found.until), ", then good again")
+    if found.forgotten:
+        which = "one of" if bad is not None else "nobody can say of"
+        _fact(out, "or", Text(f"{which} {count(found.forgotten, 'checkpoint')} that were forgotten", style="yellow"))
     if found.cause is not None:
         _print_cause(out, found.cause)
     if found.candidates:

@@ -66,7 +66,8 @@ def replay(
 
     Nothing is done outside: the process has no network and starts no other, and its files lie in a directory of its
     own. Nothing is written to the store. The state is compared at every checkpoint. Ends with 0 when it went the same
-    way, 1 when it did not, 7 when it tried to do something outside, 6 when it could not be executed.
+    way, 1 when it did not or --check does not hold, 7 when it tried to do something outside, 6 when it could not be
+    executed.
 
     Parameters
     ----------
@@ -295,7 +296,7 @@ def _values(kind: str, text: str, *, each: bool) -> Iterable[Any]:
 
 def _json(one: Execution) -> dict[str, Any]:
     data = asdict(one)
-    for name in ("states", "again", "again_until", "dap"):
+    for name in ("states", "again", "again_until", "dap", "misnamed"):
         del data[name]
     data |= {name: [asdict(item) for item in data[name]] for name in ("checkpoints", "steps", "moments")}
     return data | {"difference": asdict(one.difference) if one.difference else None, "same": one.same}
@@ -318,7 +319,7 @@ def _replayed(session: Session, found: list[Execution], *, json: bool, check: st
         return FAILED
     if any(one.blocked or one.stopped for one in found):
         return ATTENTION
-    return DIFFERENT if any(not one.same for one in found) else 0
+    return DIFFERENT if any(not one.same or one.check is False for one in found) else 0
 
 
 def _told(session: Session, one: Execution, what: str, check: str = "") -> None:

@@ -461,7 +461,7 @@ class Document(MutableMapping[str, Any], Saved):
         if type(tree) is not Tree or tree.kind != LIST or not isinstance(node, list):
             return None
         items = appended_items(node, tree)
-        if items is None:
+        if not items:  # it is not that, or nothing came: no operation
             return None
         new = tree.grown(items)
         if new is None:

@@ -321,12 +321,24 @@ class Run(Scope):
         super().complete(record, stowed, soon=soon)
 
     def around(self, lane: Lane, path: str, tool: Tool, when: str) -> None:
-        asked = TOOL if tool.checkpoint == when else self.host.due(_WRITES[when] if tool.kind in GUARDED else when)
-        if asked or self._points:
-            try:
+        own = tool.checkpoint == when
+        asked = TOOL if own else self.host.due(_WRITES[when] if tool.kind in GUARDED else when)
+        try:
+            if own and when == "before" and path not in self._waiting:
+                self._refuse_again(path)
+            if asked or self._points:
                 self._point(lane, f"{path}!{when}", f"{when} {tool.name}", asked)
-            except InvariantViolated as error:  # a courtesy, too: the program is told at its own
-                log.warning("no checkpoint was taken %s %s: %s", when, tool.name, error.message)
+        except InvariantViolated as error:
+            if own and when == "before":  # the tool is called from a state that was saved, or not at all
+                lane.take(tool.name)  # the position is spent: the next execution gives it to no other call
+                raise
+            # a courtesy, too: the program is told at its own
+            log.warning("no checkpoint was taken %s %s: %s", when, tool.name, error.message)
+
+    def _refuse_again(self, path: str) -> None:
+        """A call that is not recorded, while others after it are: where an invariant stopped it, it does so again."""
+        if self.host.judge is not None and f"{path}!before" not in self._points and not self._is_live():
+            self.host.judge(sparing=False)
 
     def opened(self, lane: Lane, path: str, label: str) -> None:
         try:

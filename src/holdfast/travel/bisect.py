@@ -9,9 +9,12 @@ state that never existed is called so.
 
 from __future__ import annotations
 
+import builtins
+import dis
 import json
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +23,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agent import history
@@ -30,9 +33,9 @@ from holdfast.agent.graph import Graph
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation
 from holdfast.codec.values import encode
-from holdfast.errors import BadOption, BisectFailed, Damaged, Forgotten, HoldfastError
+from holdfast.errors import BadOption, BisectFailed, Damaged, Forgotten, HoldfastError, format_path
 from holdfast.travel.causes import Cause, cause_of
-from holdfast.travel.expressions import Expression, Look
+from holdfast.travel.expressions import MISSING, Expression, Look
 
 if TYPE_CHECKING:
     from holdfast.travel.handle import Agent
@@ -47,6 +50,7 @@ REPEATS_MAX = 1_000
 _WHY = 200  # characters of why a verdict is not known
 _LINE_MAX = 4_096  # bytes of a line in the file of verdicts
 _FILE_MAX = 64 * 2**20
+_TEXTS = ("id", "checkpoint", "verdict")
 
 
 class Abort(Exception):
@@ -124,21 +128,62 @@ def check_of(check: Any, when: str | None) -> Check:
 
 
 def _identity(function: Any, name: str) -> str:
-    """A digest of a function's code and of what it is bound to; empty where that cannot be told."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return ""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    """A digest of all that a function's answer depends on; empty where that cannot be told."""
     try:
-        bound = encode([list(function.__defaults__ or ()), function.__kwdefaults__ or {}, cells])
-    except (HoldfastError, ValueError):
+        found = blake2b(_function_bytes(function, []), digest_size=16)
+    except (HoldfastError, TypeError, ValueError, RecursionError):
         return ""
-    return f"{name} {blake2b(_code_bytes(code) + bound, digest_size=16).hexdigest()}"
+    return f"{name} {found.hexdigest()}"
+
+
+def _function_bytes(function: Any, seen: list[Any]) -> bytes:
+    """Its code, what it is bound to, and what it finds by name, functions that it calls included.
+
+    TypeError or ValueError where others decide: an instance, a module of the user's, what it imports when it is called.
+    """
+    if not isinstance(function, FunctionType):
+        raise TypeError(type(function))
+    if function in seen:
+        return str(seen.index(function)).encode()
+    seen.append(function)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    bound = encode([list(function.__defaults__ or ()), function.__kwdefaults__ or {}, cells, function.__dict__])
+    parts = [_code_bytes(function.__code__), bound]
+    for name in sorted(_names(function.__code__)):
+        if name in function.__globals__:
+            parts += name.encode(), _value_bytes(function.__globals__[name], seen)
+        elif name not in vars(builtins):
+            raise ValueError(name)
+    return b"\0".join(parts)
+
+
+def _value_bytes(value: Any, seen: list[Any]) -> bytes:
+    if isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType):
+        home = value.__name__ if isinstance(value, ModuleType) else value.__module__
+        if _is_of_python(home):  # it changes with Python only
+            return f"{home}:{getattr(value, '__qualname__', '')} {sys.version}".encode()
+        return _function_bytes(value, seen)
+    return encode(value)
+
+
+def _is_of_python(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in sys.stdlib_module_names
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What a function, and those inside it, look up when they are called. Not the names of attributes."""
+    for one in dis.get_instructions(code):
+        if one.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
+            yield one.argval
+        elif one.opname == "IMPORT_NAME" and not _is_of_python(one.argval):
+            yield ""  # which is nowhere
+        elif isinstance(one.argval, CodeType):
+            yield from _names(one.argval)
 
 
 def _code_bytes(code: CodeType) -> bytes:
     consts = b"".join(_code_bytes(one) if isinstance(one, CodeType) else repr(one).encode() for one in code.co_consts)
-    return code.co_code + repr(code.co_names).encode() + consts
+    return code.co_code + code.co_exceptiontable + repr(code.co_names).encode() + consts
 
 
 # -- the result --------------------------------------------------------------------------------------------------------
@@ -181,9 +226,11 @@ class Bisection:
     """What a bisection found.
 
     ``checkpoint`` is the first bad one, None where none is bad; ``last_good`` the one before it, None where all are
-    bad. ``change`` is what differs between the two, ``cause`` what led to it. ``candidates``: where some between the
-    two could not be checked, it is one of these. ``earlier``: stretches that were bad before and good again, as pairs
-    of their first and last checkpoint; ``whole``: every checkpoint was looked at, so that there are no others.
+    bad. ``until``: the last bad one, where the newest is good again. ``forgotten``: so many checkpoints between the two
+    are not there any more, and it may be one of those; where none is bad, so many of the line. ``change`` is what
+    differs between the two, ``cause`` what led to it. ``candidates``: where some between the two could not be checked,
+    it is one of these. ``earlier``: stretches that were bad before and good again, as pairs
+    of their first and last checkpoint; ``whole``: every checkpoint that is left was looked at, so there are no others.
     ``minimal`` are the changes that suffice; ``imagined``: a state with just these never existed. ``turn`` is the step
     of the run in which it became bad, where a run lies between the two; ``no_turn`` says why it could not be found.
     """
@@ -192,6 +239,8 @@ class Bisection:
     check: str
     checkpoint: Checkpoint | None = None
     last_good: Checkpoint | None = None
+    until: Checkpoint | None = None
+    forgotten: int = 0
     change: Diff = field(default_factory=lambda: Diff(()))
     cause: Cause | None = None
     checks: int = 0
@@ -211,11 +260,19 @@ class Bisection:
     imagined: bool = False
     turn: Turn | None = None
     no_turn: str = ""
+    nowhere: list[str] = field(default_factory=list)
+    """Places that the expression speaks of, and that no checkpoint has that was looked at."""
     cut: str = ""
     """Why the line could not be followed further back, where it is damaged."""
 
     def __bool__(self) -> bool:
         return self.checkpoint is not None
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is this checkpoint and no other, or, where there is none, whether none was bad."""
+        found = self.checkpoint is not None or (self.whole and not self.skipped)
+        return found and not (self.candidates or self.forgotten or (self.cut and self.last_good is None))
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types; values as their text where JSON has no such type."""
@@ -224,12 +281,16 @@ class Bisection:
             "check": self.check,
             "first_bad": self.checkpoint.to_json() if self.checkpoint is not None else None,
             "last_good": self.last_good.to_json() if self.last_good is not None else None,
+            "until": self.until.to_json() if self.until is not None else None,
+            "exact": self.exact,
+            "forgotten": self.forgotten,
             "change": [one.to_json() for one in self.change],
             "cause": self.cause.to_json() if self.cause is not None else None,
             "minimal": [one.to_json() for one in self.minimal],
             "imagined": self.imagined,
             "turn": asdict(self.turn) if self.turn is not None else None,
             "no_turn": self.no_turn,
+            "nowhere": self.nowhere,
             "cut": self.cut,
             "candidates": [one.id for one in self.candidates],
             "earlier": [{"first": one.id, "last": two.id} for one, two in self.earlier],
@@ -247,11 +308,21 @@ class Bisection:
     def lines(self) -> Iterator[str]:
         """For people."""
         if self.checkpoint is None:
-            yield f"no bad checkpoint of {self.agent} was found in {self.total}, with {self.check}"
+            ends = "" if self.whole else ": the newest is good, and only the ends were checked"
+            yield f"no bad checkpoint of {self.agent} was found in {self.total}, with {self.check}{ends}"
+            if self.skipped:
+                yield f"{len(self.skipped)} could not be checked: {self.skipped[0].why}"
         elif self.last_good is None:
             yield f"bad from the beginning: {_named(self.checkpoint)} is the oldest that can be checked"
         else:
             yield f"first bad: {_named(self.checkpoint)}; last good: {_named(self.last_good)}"
+        for place in self.nowhere:
+            yield f"{place} is in none of the checkpoints that were looked at"
+        if self.until is not None:
+            yield f"the newest is good again: the last bad one that was found is {_named(self.until)}"
+        if self.forgotten:
+            where = "or it is one of" if self.checkpoint is not None else "nobody can say of"
+            yield f"{where} {self.forgotten} that were forgotten"
         if self.candidates:
             named = ", ".join(map(_named, self.candidates[:5]))
             yield f"it may be earlier, among {len(self.candidates)} that could not be checked: {named}"
@@ -305,9 +376,9 @@ class Verdicts:
         except OSError:
             return
         for line in lines:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 said = json.loads(line)
-                if isinstance(said, dict) and all(isinstance(said.get(key), str) for key in ("id", "checkpoint")):
+                if isinstance(said, dict) and all(isinstance(said.get(key), str) for key in _TEXTS):
                     yield said
 
     def known(self, check: Check) -> dict[str, list[Verdict]]:
@@ -415,8 +486,10 @@ class Search:
         found = Bisection(self._agent.name, self._check.name, total=len(self._line))
         try:
             self._search(found, good=good)
-            if whole and found.checkpoint is not None:
+            if whole:
                 self._scan(found)
+            found.forgotten = self._forgotten(found)
+            found.nowhere = self._nowhere()
         finally:
             found.checks = self._checks
             found.steps = list(self._steps.values())
@@ -426,7 +499,8 @@ class Search:
     def _search(self, found: Bisection, *, good: bool) -> None:
         low, high = self._ends(found)
         line = self._line
-        if self._steps[high].verdict == "good":
+        again = self._steps[high].verdict == "good"
+        if again and self._steps[low].verdict == "good":
             return
         if self._steps[low].verdict == "bad":
             if good:
@@ -435,6 +509,7 @@ class Search:
                     hint="Give an older one as the good end.",
                 )
             found.checkpoint, found.candidates = line[low], list(line[:low])
+            found.until = line[low] if again else None
             return
         while inner := [at for at in range(low + 1, high) if self._verdict_or_none(at) != "skip"]:
             self._progress("checkpoints to check", len(line) - len(inner), len(line))
@@ -545,7 +620,8 @@ class Search:
         except Abort as wish:
             raise BisectFailed(f"the check ended the search: {wish}", hint="What was found so far is kept.") from None
         except Exception as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
-            step = Step(checkpoint, "skip", f"{type(error).__name__}: {error!s}"[:_WHY])
+            said = error.message if isinstance(error, HoldfastError) else str(error)
+            step = Step(checkpoint, "skip", " ".join(f"{type(error).__name__}: {said}".split())[:_WHY])
         self._verdicts.add(self._check, step)
         return step
 
@@ -562,13 +638,38 @@ class Search:
                     stretches[-1][1] = at
                 else:
                     stretches.append([at, at])
-        *earlier, (start, _) = stretches
+        found.whole = True
+        if not stretches:
+            return
+        *earlier, (start, end) = stretches
         line = self._line
         goods = [at for at in sure if at < start]
         found.checkpoint, found.last_good = line[start], line[goods[-1]] if goods else None
         found.candidates = list(line[goods[-1] + 1 if goods else 0 : start])
+        found.until = line[end] if end != sure[-1] else None
         found.earlier = [(line[one], line[two]) for one, two in earlier]
-        found.whole = True
+
+    def _nowhere(self) -> list[str]:
+        if not isinstance(self._check, Asked):
+            return []
+        missing, seen = set(self._check.expression.paths), set[object]()
+        for step in reversed(list(self._steps.values())):
+            sees = self._check.sees(step.checkpoint)
+            if missing and step.verdict != "skip" and sees not in seen:
+                seen.add(sees)
+                with suppress(Damaged, Forgotten):
+                    look = Look.of(step.checkpoint.state)
+                    missing = {path for path in missing if look.at(path) is MISSING}
+        return sorted(map(format_path, missing))
+
+    def _forgotten(self, found: Bisection) -> int:
+        """How many are not there any more between the last good one and the first bad one; without one, in all."""
+        line = list(self._line)
+        start = line.index(found.last_good) + 1 if found.last_good is not None else 0
+        end = line.index(found.checkpoint) + 1 if found.checkpoint is not None else len(line)
+        pairs = zip([None, *line], line, strict=False)
+        some = list(pairs)[start:end]
+        return sum(one.depth - 1 - (before.depth if before is not None else 0) for before, one in some if one.cut)
 
     # -- what it was ------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Blame: which checkpoint last changed a place of the state, and what led to it.
 
 Owns the way of a path back through the operations of a history. Must not know the values: states are compared only
-where an operation replaced something larger that the place is in. What always holds: it reads the operations of each
-checkpoint once, newest first, and stops at the answer; a place in a list is followed through insertions, removals and
-moves of other items; where the history before was forgotten, it says so.
+where an operation touched the place, or replaced something larger that it is in. What always holds: it reads the
+operations of each checkpoint once, newest first, and stops at the answer; a place in a list is followed through
+insertions, removals and moves of other items; where the history before was forgotten, it says so.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def blame(agent: Agent, path: str | Sequence[Any], at: str | Checkpoint | None =
 
 
 def followed(operations: Sequence[Operation], place: Path) -> tuple[str, Path]:
-    """What operations did to a place: ``changed`` it, ``perhaps`` (something that it is in was replaced), or nothing.
+    """What operations did to a place: ``changed`` it (it came with them), ``perhaps`` (the states tell), or nothing.
 
     With the path that it had before them, as far as they say.
     """
@@ -117,13 +117,16 @@ def followed(operations: Sequence[Operation], place: Path) -> tuple[str, Path]:
         path = operation.path
         if len(path) > len(place):
             if _same(path[: len(place)], place):
-                return "changed", place
+                perhaps = "perhaps"
             continue
         if not _same(path, place[: len(path)]):
             continue
         rest = place[len(path) :]
         if not rest:
-            return ("perhaps" if operation.code in {op.SET, op.DELETE} else "changed"), place
+            if operation.code in {op.SET, op.DELETE}:
+                return "perhaps", place
+            perhaps = "perhaps"
+            continue
         if operation.code in {op.SPLICE, op.ARRANGE} and type(rest[0]) is int:
             was = _before(operation, rest[0])
             if was is None:

@@ -28,6 +28,8 @@ _ENVIRONMENT = ("python", "platform", "program", "holdfast", "format")
 _RULE = re.compile(r"^(?P<name>[^=]+?)(?:=(?P<bound>patch|minor|major|\d+(?:\.\d+)?%))?$")
 _PARTS = {"patch": 2, "minor": 1, "major": 0}
 """The first part of a version that may differ."""
+_TABLES = ("configuration", "environment", "code", "dependencies", "types", "tools", "state")
+"""What names begin with. Any other is a place of the state."""
 SHAPES_MAX = 400
 VALUES_MAX = 2_000
 
@@ -123,7 +125,9 @@ class Rule:
 
     def allows(self, name: str, old: Any, new: Any) -> bool:
         """Whether this difference is one of those."""
-        if not fnmatchcase(name, self.name):
+        if not fnmatchcase(name, self.name) and not (
+            self.name.partition(".")[0] not in _TABLES and fnmatchcase(name, f"state.{self.name}")
+        ):
             return False
         if not self.bound:
             return True
@@ -181,6 +185,8 @@ def _places(first: Checkpoint, last: Checkpoint, paths: Sequence[str]) -> Iterat
         path = parse_path(text)
         with first.state.lock, last.state.lock:
             old, new = Look.of(first.state).at(path), Look.of(last.state).at(path)
+        if old is MISSING and new is MISSING:
+            raise BadOption(f"{text} is in neither of the two states", hint="See `holdfast show` for what is there.")
         if type(old) is not type(new) or old != new:
             for move in suspects.leaves(path, old, new):
                 pair = [None if value is MISSING else value for value in (move.old, move.new)]

@@ -85,12 +85,19 @@ class Execution(Struct):
     again: int = 0  # whoever debugs it wants to be at this step, which lies behind
     again_until: str = ""  # or at the newest one before it at which this holds
     dap: dict[str, Any] = {}  # where the conversation with an editor is
+    misnamed: str = ""  # what was to be different, and is nowhere: no such tool, call, argument or place
     states: list[tuple[str, str]] = field(default_factory=list)  # label and encoded state, where they were asked for
 
     @property
     def same(self) -> bool:
         """Whether it went the same way: every call, the state at every checkpoint, and the end."""
         return self.difference is None and not self.blocked and not self.failed and not self.stopped
+
+    @property
+    def unknown(self) -> str:
+        """Why nobody can say what would come of it: it was not executed to its end, or something was refused to it."""
+        refused = f"it was refused: {self.blocked[0]['what']} at {self.blocked[0]['line']}" if self.blocked else ""
+        return self.failed or self.stopped or refused
 
     @property
     def compared(self) -> int:

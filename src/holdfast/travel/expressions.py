@@ -336,12 +336,26 @@ class Expression:
             node = inner
             if len(parts) > DEPTH_MAX - depth:
                 raise self._wrong("the path is too long", start.col_offset)
+            if isinstance(node, ast.Name | ast.Attribute):
+                self._check_spelled(node)
+        if isinstance(start, ast.Name | ast.Attribute):
+            self._check_spelled(start)
         path = (node.id, *reversed(parts))
         if self.names is None or node.id in self.names:
             return "name", start.col_offset, path
         path = path[1:] if node.id == "state" else path
         self.paths.add(path)
         return "path", start.col_offset, path
+
+    def _check_spelled(self, node: ast.Name | ast.Attribute) -> None:
+        """Python reads some letters of a name as others (NFKC), and keys of a state are as they are."""
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        if self.names is None:  # of a program's own, which Python reads in the same way
+            return
+        if not (ast.get_source_segment(self.text, node) or name).endswith(name):
+            raise self._wrong(
+                "a name is not what it looks like", node.col_offset, "Write it as a quoted key: state['…'] finds it."
+            )
 
     def _key(self, node: ast.expr) -> Any:
         match node:

@@ -188,6 +188,8 @@ def _ranged(bounds: Any) -> Callable[[Any], str]:
     low, high = (None if bound in {"", None} else bound for bound in bounds)
 
     def check(value: Any) -> str:
+        if value != value:  # noqa: PLR0124 - NaN is in no order with anything
+            return "is not a number"
         if low is not None and value < low:
             return f"is {value!r:.80}, below {low!r}"
         return f"is {value!r:.80}, above {high!r}" if high is not None and value > high else ""
@@ -200,6 +202,8 @@ def _ordered(direction: Any) -> Callable[[Any, Any], str]:
         raise BadOption(f"monotonic={direction!r}", hint="Use up or down.")
 
     def check(old: Any, new: Any) -> str:
+        if new != new:  # noqa: PLR0124 - as above; from NaN to a number it is mended
+            return f"is not a number, after {old!r:.80}"
         wrong = new < old if direction == "up" else new > old
         return f"{_ORDERS[direction]}, from {old!r:.80} to {new!r:.80}" if wrong else ""
 

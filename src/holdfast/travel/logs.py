@@ -122,9 +122,11 @@ class Lines:
         for file in (self.file.with_suffix(".old"), self.file) if self.file is not None else ():
             with suppress(OSError), file.open("rb") as opened:
                 for data in opened.read(2 * FILE_MAX_BYTES).splitlines():
-                    with suppress(ValueError):
+                    # Somebody else may have written it: what is no moment is no line.
+                    with suppress(ValueError, TypeError, OverflowError, OSError, RecursionError):
                         line = json.loads(data)
-                        if isinstance(line, dict) and isinstance(line.get("at"), int | float):
+                        if isinstance(line, dict):
+                            datetime.fromtimestamp(line.get("at"), UTC)  # type: ignore[arg-type]
                             yield line
 
 

@@ -181,6 +181,8 @@ class _Search:
         self.last = executed([self._job])[0]
         if self.last.failed:
             raise HoldfastError(self.last.failed)
+        if self.last.unknown:
+            raise BadOption(f"nobody can say whether the run fails: {self.last.unknown}", hint="See `holdfast replay`.")
         self._error = self.last.error.partition(":")[0]
 
     def failing(self, sets: Sequence[Sequence[Any]]) -> list[bool]:
@@ -191,7 +193,7 @@ class _Search:
         for one, found in zip(new, executed([self._without(self._job, one) for one in new]), strict=True):
             # Another error than the one that is looked for is another failure.
             same = not self._error or self._job.check or found.error.partition(":")[0] == self._error
-            self._known[one] = bool(fails(found) and same and not found.failed and not found.stopped)
+            self._known[one] = bool(fails(found) and same and not found.unknown)
             if self._known[one]:
                 self.last = found
         return [self._known.get(tuple(one), False) for one in sets]
@@ -227,7 +229,8 @@ def turn_of(agent: Agent, good: Checkpoint, bad: Checkpoint, check: Check, progr
     begin = run.begin
     made = DURABLES.get(begin.function)
     if program is None and made is None:
-        return f"run {begin.run} lies in between: name its program, and its step at which it became bad is found"
+        how = "name its program (--program, program=), and its step at which it became bad is found"
+        return f"run {begin.run} lies in between: {how}"
     try:
         job = job_of(store, agent.name, bad, program or made.function, branch=view.branch_name)  # type: ignore[union-attr]
         found = executed([replace(job, between=(good.id, bad.id))])[0]

@@ -81,11 +81,14 @@ def recorded(view: View, which: str | Checkpoint | None) -> History:
     """The run of an id, the one in which a checkpoint was taken, or the newest."""
     entries = list(view.line.records())
     begins = [(number, one) for number, one in entries if isinstance(one, rec.Begin) and one.kind == "run"]
-    id = _named(view, which, [one.run for _, one in begins], entries)
+    id = _named(view, which, [one.run for _, one in begins], entries) if begins else ""
     number, begin = next((pair for pair in reversed(begins) if pair[1].run == id), (0, None))
+    if not begins:
+        hint = "Only durable functions can be executed again: see `holdfast run`."
+        raise BadOption(f"{view.name} has no runs", hint=hint)
     if begin is None:
         hint = f"See `{command('runs', view.name)}`. Batches have no state and no order that could be compared."
-        raise BadOption(f"{id or 'there'!r} is no run of {view.name}", hint=hint)
+        raise BadOption(f"{id!r} is no run of {view.name}", hint=hint)
     run, last = RunPast(number, begin), (0, cast("rec.End | None", None))
     for at, record in entries:
         if at <= number or record.run != id:
@@ -393,8 +396,12 @@ class Replaying(Run):
         began_s = time.monotonic()
         try:
             args, kwargs = call_of(self.past, made, self.handle, self.ledger, self.registry)
-            args, kwargs = self.variation.arguments(made, self.handle, args, kwargs)
-            self.variation.change_state(self.handle)
+            try:
+                args, kwargs = self.variation.arguments(made, self.handle, args, kwargs)
+                self.variation.change_state(self.handle)
+            except BadOption as error:
+                found.misnamed = f"{error.message}. {error.hint}"
+                self.halt(error.message)
             call = partial(made.function, self.handle, *args, **kwargs)
             self._keep_step()
             self._end(drive(self._body(made, call)) if not made.waits else self._run(made, call))
@@ -405,6 +412,7 @@ class Replaying(Run):
         finally:
             self.over = self.ended = True
             found.seconds = time.monotonic() - began_s
+        found.misnamed = found.misnamed or self.variation.misnamed(self.past)
         if check is not None:
             found.check = bool(check(self.handle))
         return found

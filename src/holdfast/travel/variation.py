@@ -8,6 +8,7 @@ named by whoever made it; without a change nothing is different, and nothing is 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption
 from holdfast.run.durables import Durable, known
 from holdfast.run.effects import OWN
+from holdfast.run.past import RunPast
 from holdfast.run.programs import function_of, is_file, module_of
 from holdfast.run.tools import TOOLS, Tool
 from holdfast.travel.expressions import Expression, Look, parse_path
@@ -76,6 +78,7 @@ class Variation:
         self.tools: Collection[str] = job.tools.keys()
         self.function: Durable | None = None
         self._reads, self._allow = job.reads, set(job.allow)
+        self._used: set[str] = set()  # results that a call was given
         self._results = [(at, decode(bytes.fromhex(value), registry)) for at, value in job.results]
         self._args = {name: decode(bytes.fromhex(value), registry) for name, value in job.args.items()}
         self._state = [
@@ -88,8 +91,27 @@ class Variation:
         for at, value in self._results:
             nth = _NTH.match(at)
             if at in {path, tool} or (nth is not None and nth[1] == tool and int(nth[2]) == number):
+                self._used.add(at)
                 return (value,)
         return None
+
+    def misnamed(self, past: RunPast) -> str:
+        """What was named and is nowhere, neither in the record nor in what was executed: it made no difference."""
+        counts = Counter(call.tool for call in past.calls.values())
+        for at, _ in self._results:
+            nth = _NTH.match(at)
+            there = at in counts or at in past.calls or (nth is not None and int(nth[2]) < counts[nth[1]])
+            if not there and at not in self._used:
+                calls = ", ".join(f"{tool} ({count})" for tool, count in sorted(counts.items())) or "none"
+                return f"there is no tool or call {at!r} in run {past.id}. Its calls: {calls}."
+        for name in sorted(self._allow):
+            if name not in counts and TOOLS.find(name) is None:
+                return f"the program has no tool {name!r} that could be allowed."
+        saved = {one.id for one in past.saved.values()}
+        for _, _, after in self._state:
+            if after and after not in saved:
+                return f"checkpoint {after.hex()[:12]}, which the state was to change after, is not of run {past.id}."
+        return ""
 
     def allows(self, tool: Tool) -> bool:
         """Whether a call may be made that the record does not answer."""

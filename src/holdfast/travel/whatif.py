@@ -101,7 +101,16 @@ def what_if(
 ) -> list[Execution]:
     """As ``Store.what_if``."""
     job = job_of(store, agent, run, program, **how)
-    return executed([_varied(store, job, one) for one in variations], parallel=parallel, tell=tell)
+    return _named(executed([_varied(store, job, one) for one in variations], parallel=parallel, tell=tell))
+
+
+def _named(found: list[Execution]) -> list[Execution]:
+    """Refuse names that are nowhere: an answer as if nothing were different would be none to what was asked."""
+    for one in found:
+        if one.misnamed:
+            message, _, hint = one.misnamed.partition(". ")
+            raise BadOption(message, hint=hint)
+    return found
 
 
 def debug(
@@ -240,18 +249,20 @@ def validate(
     asked = list(checks) or [""]
     jobs = [replace(first, check=check) for check in asked] + [replace(fixed, check=check) for check in asked]
     jobs += [job_of(store, name, id, program, code=code, types=types) for name, id in how.get("healthy", ())]
-    found = executed(jobs, tell=how.get("progress"))
+    found = _named(executed(jobs, tell=how.get("progress")))
     old, new, rest = found[: len(asked)], found[len(asked) : 2 * len(asked)], found[2 * len(asked) :]
     return Validation(old[0], new[0], rest, [*_problems(asked, old, new), *_unlike(rest)])
 
 
 def _problems(checks: Sequence[str], old: list[Execution], new: list[Execution]) -> list[str]:
     found = []
-    if not any(fails(one) for one in old):
+    if why := next((one.unknown for one in old if one.unknown), ""):
+        found.append(f"nobody can say whether it fails with the code as it is: {why}")
+    elif not any(fails(one) for one in old):
         found.append("with the code as it is, nothing fails: there is no failure that could be gone")
     for check, one in zip(checks, new, strict=True):
-        if one.failed or one.stopped:
-            found.append(f"nobody can say: {one.failed or one.stopped}")
+        if one.unknown:
+            found.append(f"nobody can say: {one.unknown}")
         elif one.status == "failed":
             found.append(f"it still fails: {one.error}")
         elif one.check is False:
@@ -265,7 +276,7 @@ def _problems(checks: Sequence[str], old: list[Execution], new: list[Execution])
 
 def _unlike(healthy: list[Execution]) -> list[str]:
     return [
-        f"run {one.run} of {one.agent} goes another way: {one.failed or one.stopped or one.difference or 'blocked'}"
+        f"run {one.run} of {one.agent} goes another way: {one.unknown or one.difference}"
         for one in healthy
         if not one.same
     ]
