@@ -462,6 +462,48 @@ def test_what_somebody_writes_in_the_very_moment_of_a_rollback_is_kept(store_pat
         assert agent.head.label == "one"
 
 
+@pytest.mark.parametrize("way", ["rollback", "undo", "killed"])
+def test_going_back_leaves_what_the_rules_of_that_time_leave_out(store_path, repo, monkeypatch, caplog, way):
+    kept = {".env": "secret", "data.db": "rows", "build/x.o": "object", "src/local": "mine"}
+    (repo / ".gitignore").write_text("*.db\n.env\nbuild/\n")
+    (repo / "src" / ".holdfastignore").write_text("local\n")
+    (repo / "build").mkdir()
+    for name, text in kept.items():
+        (repo / name).write_text(text)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        one = tree(repo)
+        for name in (".gitignore", "src/.holdfastignore"):
+            (repo / name).write_text("")  # by mistake
+        (repo / "new").write_text("this one goes")
+        two = agent.checkpoint("two").id
+        assert {"data.db", "build/x.o"} < {file.path for file in agent.files()}
+        gone = {file.path for file in agent.plan_rollback("one").diff.files if file.kind == "removed"}
+        assert gone == {"new"}
+        if way == "undo":
+            agent.undo()
+        elif way == "rollback":
+            agent.rollback("one")
+    if way == "killed":
+
+        def life() -> None:
+            monkeypatch.setattr(restore, "restore", lambda *_, **__: die())
+            with holdfast.open(store_path) as store:
+                store.agent("coder").rollback("one")
+
+        assert dies(life, 0)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder")
+        assert tree(repo) == one
+        assert not agent.dirty
+        if way != "killed":
+            assert "data.db stays" in caplog.text
+        agent.rollback(f"id:{two}")
+        assert (repo / "data.db").read_text() == "rows"
+        assert not agent.dirty
+
+
 def test_nobody_goes_back_to_files_that_are_damaged(store_path, repo):
     with holdfast.open(store_path) as store:
         agent = store.agent("coder", workspace=repo)

@@ -9,7 +9,7 @@ subject of its rules, and half of them would be no repository.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pathspec import GitIgnoreSpec
 
@@ -72,19 +72,44 @@ class Ignore:
 
     def enter(self, place: str, above: Rules, fd: int, names: Collection[str]) -> Rules:
         """The rules in an open directory, given those above it. Its path ends with a slash; the root's is empty."""
-        inside = above.git and (place == ".git/" or place.endswith("/.git/"))
-        git = above.git and not inside
+        git = _git(place, above)
         files = [name for name in RULES if name in names and (git or name != ".gitignore")]
-        if not files and not inside:
+        return self._of(place, above, {name: _text(fd, name) for name in files}, git=git)
+
+    def _of(self, place: str, above: Rules, texts: dict[str, str], *, git: bool) -> Rules:
+        if not texts and git == above.git:
             self._known.pop(place, None)
             return above
-        texts = {name: _text(fd, name) for name in files}
         known = self._known.get(place)
         if known is not None and known[0] is above and known[1] == texts:
             return known[2]
         rules = Rules(place, texts, above, git=git)
         self._known[place] = (above, texts, rules)
         return rules
+
+
+def left_out(paths: Iterable[tuple[str, bool]], texts: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Those of some paths that the rules of a tree leave out, which need not be on a disk.
+
+    With each comes whether it is a directory. ``texts``: what files of rules say, by directory and by name.
+    """
+    ignore = Ignore()
+    for path, folder in paths:
+        rules, place = ignore.above, ""
+        *above, last = path.split("/")
+        for name in (*(one + "/" for one in above), last + "/" * folder):
+            git = _git(place, rules)
+            here = {one: text for one, text in texts.get(place, {}).items() if git or one != ".gitignore"}
+            rules = ignore._of(place, rules, here, git=git)
+            place += name
+            if rules.ignores(place):
+                yield path
+                break
+
+
+def _git(place: str, above: Rules) -> bool:
+    """Whether git's rules count in a directory."""
+    return above.git and not (place == ".git/" or place.endswith("/.git/"))
 
 
 def _text(fd: int, name: str) -> str:

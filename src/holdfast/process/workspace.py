@@ -15,7 +15,7 @@ import re
 import socket
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
 from holdfast.process.chunks import Incoming, drain
 from holdfast.process.folders import Folders, opened
+from holdfast.process.ignore import RULES, RULES_MAX_BYTES, left_out
 from holdfast.process.scan import Scan, Scanner
 from holdfast.process.trees import (
     STAGING,
@@ -321,6 +322,9 @@ class Workspace:
         point = self._agent._db.view.find(id) if id else None
         found = {path: Difference(old.get(path), new.get(path)) for path in old.keys() | new.keys()}
         found = {path: one for path, one in found.items() if not equal(one.before, one.after)}
+        for path in _staying(self._agent, found, lambda: decode_entries(tree.all(wanted.fetch))):
+            log.warning("%s: %s stays: a rule of that checkpoint leaves it out", self._agent.name, shown(path))
+            del found[path]
         if not found:
             return None
         made = Return(self, found, trusted=point is None or bool(point.row.b))
@@ -364,7 +368,10 @@ class Workspace:
             return self.put_back()
         wanted = tree_of(agent, target)
         was = tree_of(agent, before) if before is not None else {}
-        back = Return(self, dict(differences(was, wanted)), trusted=bool(target.row.b))
+        found = dict(differences(was, wanted))
+        for path in _staying(agent, found, lambda: wanted):
+            del found[path]
+        back = Return(self, found, trusted=bool(target.row.b))
         if back.go() and agent._branch.id == target.id:  # otherwise they are as good as any other change
             agent._secure("files that were changed before they were put back")
             agent._go_back(target)
@@ -504,6 +511,10 @@ def between(
                 there[path] = side.known[path]  # both trees have it, and the directory has another one
             here.pop(path, None)
         here.update(side.changed)
+    if old is None and new is not None:  # what would become of those that are there
+        found = {path: Difference(mine.get(path), other.get(path)) for path in mine.keys() | other.keys()}
+        for path in _staying(agent, found, lambda: decode_entries(two.tree.all(two.fetch))):
+            del mine[path]
     return compare(mine, other, (one.read, two.read))
 
 
@@ -574,6 +585,31 @@ def _apart(old: Told | None, new: Told, fetch: Any) -> tuple[dict[bytes, Entry],
         decode_entries([item for hunk in hunks for item in hunk.old]),
         decode_entries([item for hunk in hunks for item in hunk.items]),
     )
+
+
+def _staying(agent: Agent, found: Mapping[bytes, Difference], wanted: Callable[[], Tree]) -> list[bytes]:
+    """Those that another tree does not have because its own rules leave them out: it does not say that they go.
+
+    Nothing of them is in that checkpoint, and what is there now was saved only because the rules were others.
+    """
+    if not any(os.path.basename(path).decode(errors="replace") in RULES for path in found):
+        return []  # what is there was looked at with the same rules
+    texts: dict[str, dict[str, str]] = {}
+    for path, entry in wanted().items():
+        above, _, name = os.fsdecode(path).rpartition("/")
+        if name in RULES and isinstance(entry.content, Content):
+            said = b""
+            for piece in agent._db.packs.read(agent._db.view, entry.content.chunks):
+                said += piece
+                if len(said) >= RULES_MAX_BYTES:
+                    break
+            texts.setdefault(above + "/" * bool(above), {})[name] = os.fsdecode(said[:RULES_MAX_BYTES])
+    going = [
+        (os.fsdecode(path), before.content is None)
+        for path, (before, after) in found.items()
+        if before is not None and after is None
+    ]
+    return [os.fsencode(path) for path in left_out(going, texts)]
 
 
 def _pairs(items: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
