@@ -462,6 +462,29 @@ def test_what_somebody_writes_in_the_very_moment_of_a_rollback_is_kept(store_pat
         assert agent.head.label == "one"
 
 
+def test_what_a_program_writes_into_a_file_that_it_has_open_while_files_move_is_kept(store_path, repo, monkeypatch):
+    with holdfast.open(store_path) as store, (repo / "a.log").open("a") as log:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        log.write("two\n")
+        log.flush()
+        agent.checkpoint("two")
+        real = restore._Restore._flush
+
+        def flush(restoring):
+            log.write("three\n" * (log.tell() < 6))
+            log.flush()
+            real(restoring)
+
+        monkeypatch.setattr(restore._Restore, "_flush", flush)
+        agent.rollback("one")
+        assert (repo / "a.log").read_text() == ""
+        kept = next(point for point in agent.log(all=True) if point.label.startswith("before rollback"))
+        name = next(file.path for file in agent.files(kept) if ".kept-" in file.path)
+        assert agent.read_file(name, kept) == b"two\nthree\n"
+        assert not agent.dirty
+
+
 @pytest.mark.parametrize("way", ["rollback", "undo", "killed"])
 def test_going_back_leaves_what_the_rules_of_that_time_leave_out(store_path, repo, monkeypatch, caplog, way):
     kept = {".env": "secret", "data.db": "rows", "build/x.o": "object", "src/local": "mine"}

@@ -71,6 +71,9 @@ MEMORIES_MAX = 32
 FRESH_MIN, FRESH_SHARE = 64, 16
 """So much must have been read, and this part of all files, before what a scan remembers is kept anew."""
 
+NAMED_MAX = 5
+"""How many files a message names."""
+
 _OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}|new-\w+")
 
 FACT = "workspace "
@@ -414,6 +417,9 @@ class Return:
         workspace.returning = None
         if done.blocked:
             raise blocked_by(workspace.path, done.blocked, "all other files were put back")
+        if done.foreign:
+            named = ", ".join(shown(path) for path in sorted(done.foreign)[:NAMED_MAX])
+            log.warning("%s: %d changed by somebody else meanwhile, and kept: %s", agent.name, len(done.foreign), named)
         return bool(done.foreign)
 
 
