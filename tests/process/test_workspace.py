@@ -930,6 +930,42 @@ def test_a_link_of_somebody_elses_checkpoint_may_not_lead_out(store_path, repo, 
         assert tree(store.agent("coder").export_workspace("one", tmp_path / "c")) == tree(repo)
 
 
+@pytest.mark.parametrize("way", ["rollback", "undo", "carried", "undone", "exported"])
+def test_so_may_none_that_came_along_in_a_checkpoint_of_ones_own(store_path, repo, tmp_path, way):
+    (repo / "out").symlink_to("/etc")
+    with holdfast.open(tmp_path / "theirs") as theirs:
+        agent = theirs.agent("x", workspace=repo)
+        one = agent.checkpoint("one").id
+        (repo / "out").unlink()
+        (repo / "README").write_text("changed\n")
+        agent.checkpoint("two")
+        theirs.export(tmp_path / "bundle", ["x"])
+    with holdfast.open(store_path) as store:
+        store.import_bundle(tmp_path / "bundle")
+        if way in {"carried", "undone", "exported"}:
+            with store.agent("x", workspace=None) as agent:
+                agent.undo() if way == "undone" else agent.rollback(f"id:{one}")
+                agent.state["n"] = 1
+                agent.checkpoint("mine")
+        agent = store.agent("x", workspace=repo)
+        head, before = agent.head.id, tree(repo)
+        acts = {
+            "rollback": lambda: agent.rollback("one"),
+            "undo": agent.undo,
+            "exported": lambda: agent.export_workspace(None, tmp_path / "elsewhere"),
+        }
+        with pytest.raises(WorkspaceBlocked, match="leads out"):
+            acts.get(way, agent.restore_workspace)()
+        assert (tree(repo), agent.head.id) == (before, head)
+        # What is there is one's own, also where it is the same.
+        (repo / "out").symlink_to("/etc")
+        mine = agent.checkpoint("with it")
+        (repo / "out").unlink()
+        agent.checkpoint("without it")
+        agent.rollback(mine)
+        assert (repo / "out").is_symlink()
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 

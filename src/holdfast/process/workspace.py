@@ -47,6 +47,7 @@ from holdfast.process.trees import (
     encode_entry,
     encode_path,
     equal,
+    leaves,
     same,
     shown,
 )
@@ -330,7 +331,8 @@ class Workspace:
             del found[path]
         if not found:
             return None
-        made = Return(self, found, trusted=point is None or bool(point.row.b))
+        line = point.n if point is not None else self._agent._check_writer().firm.head
+        made = Return(self, found, trusted=_trusted(self._agent, found, tree.root, line))
         made.check()
         return made
 
@@ -374,7 +376,8 @@ class Workspace:
         found = dict(differences(was, wanted))
         for path in _staying(agent, found, lambda: wanted):
             del found[path]
-        back = Return(self, found, trusted=bool(target.row.b))
+        root = dict(target.manifest.sections)[FILES]
+        back = Return(self, found, trusted=_trusted(agent, found, root, target.n))
         if back.go() and agent._branch.id == target.id:  # otherwise they are as good as any other change
             agent._secure("files that were changed before they were put back")
             agent._go_back(target)
@@ -461,7 +464,8 @@ def export(agent: Agent, point: Point, directory: str | os.PathLike[str], *, lin
     packs, view = agent._db.packs, agent._db.view
     path = Path(os.path.abspath(directory))
     tree = tree_of(agent, point)
-    done = restore.export(path, tree, lambda names: packs.read(view, names), leaving_links=links or bool(point.row.b))
+    links = links or _trusted(agent, tree, dict(point.manifest.sections)[FILES], point.n)
+    done = restore.export(path, tree, lambda names: packs.read(view, names), leaving_links=links)
     if done.blocked:
         raise blocked_by(path, done.blocked, "nothing was written")
     return path
@@ -590,6 +594,20 @@ def _apart(old: Told | None, new: Told, fetch: Any) -> tuple[dict[bytes, Entry],
     return (
         decode_entries([item for hunk in hunks for item in hunk.old]),
         decode_entries([item for hunk in hunks for item in hunk.items]),
+    )
+
+
+def _trusted(agent: Agent, paths: Mapping[bytes, Entry | Difference], root: bytes, line: int) -> bool:
+    """Whether links of some files may lead out: no checkpoint of this line has brought the same files from elsewhere.
+
+    That one was made here says nothing: without a workspace a checkpoint carries along the files that it got.
+    """
+    after = ((path, one.after if isinstance(one, Difference) else one) for path, one in paths.items())
+    if not any(one is not None and isinstance(one.content, bytes) and leaves(path, one.content) for path, one in after):
+        return True
+    return all(
+        point.row.b or dict(point.manifest.sections).get(FILES) != root
+        for point in agent._db.view.walk(line, over=True)
     )
 
 
