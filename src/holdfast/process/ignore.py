@@ -9,9 +9,13 @@ subject of its rules, and half of them would be no repository.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from holdfast.store.cipher import digest
 
@@ -19,6 +23,41 @@ RULES = (".gitignore", ".holdfastignore")
 """Later ones overrule earlier ones, deeper ones those above, and a later line those before it, as git has it."""
 
 RULES_MAX_BYTES = 2**20
+
+_STAR, _FIRST, _DEEP = "[^/]*", "^(?:.+/)?", "(?:/.+)?"
+"""What the library makes of ``*``, and of ``**`` before the first name and between two."""
+
+
+class _Line(GitIgnoreSpecPattern):
+    """A line that is looked for in little time, however many wildcards it has.
+
+    What stands between two wildcards is taken where it comes first, and for good: no later place fits better.
+    """
+
+    @classmethod
+    def pattern_to_regex(cls, pattern: Any) -> tuple[Any, bool | None]:
+        regex, include = super().pattern_to_regex(pattern)
+        if regex is None:
+            return regex, include
+        first, *rest = regex.split(_STAR)
+        for number, text in enumerate(rest):
+            name = number < len(rest) - 1 and "/" not in text.replace("[^/]", "")  # otherwise a name ends there
+            rest[number] = f"(?>[^/]*?{text})" if name else _STAR + text
+        first, *rest = "".join([first, *rest]).split(_DEEP)
+        if rest and first.startswith(_FIRST):
+            first = f"^(?>(?:.+?/)??{first.removeprefix(_FIRST)}(?=/))"
+        for number, text in enumerate(rest):
+            rest[number] = f"(?>(?:/.+?)??{text}(?=/))" if number < len(rest) - 1 else _DEEP + text
+        return "".join([first, *rest]), include
+
+
+def _spec(text: str) -> GitIgnoreSpec:
+    """The rules of a text. A line that says nothing that one could look for is passed over, as git does."""
+    lines = []
+    for line in text.splitlines():
+        with suppress(ValueError, re.error):
+            lines.append(_Line(line))
+    return GitIgnoreSpec(lines, backend="simple")
 
 
 class Rules:
@@ -30,7 +69,7 @@ class Rules:
         self._place = place
         self._above = above
         self._git = git
-        self._specs = {name: GitIgnoreSpec.from_lines(text.splitlines()) for name, text in texts.items()}
+        self._specs = {name: _spec(text) for name, text in texts.items()}
         self._verdicts: dict[str, bool] = {}
         over = above.key if above is not None else b""
         self.key: bytes = digest(b"rules", over, repr((place, texts, git)).encode())
