@@ -930,6 +930,26 @@ def test_a_link_of_somebody_elses_checkpoint_may_not_lead_out(store_path, repo, 
         assert tree(store.agent("coder").export_workspace("one", tmp_path / "c")) == tree(repo)
 
 
+def test_who_loses_the_directory_to_another_agent_is_told(store_path, repo, caplog):
+    with holdfast.open(store_path) as store:
+        store.agent("coder", workspace=repo).checkpoint("one")
+    with holdfast.open(store_path) as store:
+        store.agent("reviewer", workspace=repo).checkpoint("two")
+        assert "was the workspace of coder@main" in caplog.text
+    caplog.clear()
+    with holdfast.open(store_path) as store:
+        assert store.agent("coder", workspace=None).workspace is None
+    assert not caplog.text  # that was meant
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder")
+        assert agent.workspace is None
+        assert "coder: its checkpoints have files, and it has no workspace" in caplog.text
+    caplog.clear()
+    with holdfast.open(store_path) as store:
+        assert store.agent("coder", workspace=repo).workspace == repo
+        assert "was the workspace of reviewer@main" in caplog.text
+
+
 @pytest.mark.parametrize("way", ["rollback", "undo", "carried", "undone", "exported"])
 def test_so_may_none_that_came_along_in_a_checkpoint_of_ones_own(store_path, repo, tmp_path, way):
     (repo / "out").symlink_to("/etc")

@@ -475,6 +475,12 @@ def remembered(agent: Agent) -> Path | None:
     """The directory that a branch had last on this machine, if it is there."""
     known = claim_of(agent)
     if known is None:
+        if agent.head is not None and agent.head.has_files:
+            log.warning(
+                "%s: its checkpoints have files, and it has no workspace (any more): what changes in them is not saved."
+                " Open it with workspace=DIRECTORY, or with workspace=None if that is meant.",
+                agent.name,
+            )
         return None
     if not known.here:
         log.info("%s: its workspace is on %s; its files are not saved here", agent.name, known.host)
@@ -570,6 +576,12 @@ def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = (
             hint="Open the agent with that one first.",
         )
     agent._check_writer().layers.append(made)
+    for one in infos(db.view) if others else ():
+        if (one.path, one.host) == this[:2] and (one.agent, one.branch) != (agent.name, agent.branch_name):
+            log.warning(
+                "%s: %s was the workspace of %s@%s, which has none from now on: a directory belongs to one branch."
+                " That one's changes to files are not saved any more.", agent.name, one.path, one.agent, one.branch,
+            )  # fmt: skip
     if others or there is None or there[:2] != this[:2]:
 
         def take(change: Change) -> None:
