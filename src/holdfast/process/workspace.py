@@ -249,7 +249,7 @@ class Workspace:
             self._recalled = True
             self._recall()
         found = self._scanner.scan(known, into=into)
-        if self._scanner.fresh >= max(FRESH_MIN, found.paths // FRESH_SHARE):
+        if self._agent._writer is not None and self._scanner.fresh >= max(FRESH_MIN, found.paths // FRESH_SHARE):
             self._keep()
         return found
 
@@ -517,6 +517,8 @@ def between(
     agent: Agent, workspace: Workspace | None, old: Checkpoint | None, new: Checkpoint | None
 ) -> list[FileChange]:
     """What differs between the files of two checkpoints; None: those that are there now, as far as one can see them."""
+    if old is None and agent._writer is None and (root := remembered(agent)) is not None and not restore.halfway(root):
+        workspace = Workspace(agent, root)  # only to look at: what its writer would do to the files
     one, two = (_side(agent, workspace, side) for side in (old, new))
     if one is None or two is None:
         return []  # nothing is known of one of them
