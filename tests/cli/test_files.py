@@ -73,6 +73,15 @@ def test_a_dry_run_shows_what_becomes_of_files_that_are_not_saved_yet_and_where_
     assert (repo / "mine").read_text() == (repo / "app.py").read_text() == "mine\n"
 
 
+def test_an_undo_lists_the_files_that_it_takes_back(cli, repo):
+    (repo / "app.py").write_text("mine\n")
+    (repo / "mine").write_text("mine\n")
+    said = cli("undo", "coder").out
+    assert "~ app.py: changed" in said
+    assert "- mine: removed" in said
+    assert "+ mine: added" in cli("undo", "coder", "--redo").out
+
+
 def test_every_verb_says_that_a_directory_is_half_way(cli, store_path, repo, monkeypatch):
     def life() -> None:
         monkeypatch.setattr(restore, "restore", lambda *_, **__: die())

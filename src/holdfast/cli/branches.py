@@ -236,6 +236,11 @@ def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json
         )  # fmt: skip
         for line in change_lines(changes):
             session.out.say("  ", line)
+        files = list(file_lines(handle.diff(f"id:{made.parent_id}", made).files, 0)) if made.has_files else []
+        for line in files[:_SHOWN]:
+            session.out.say("  ", line)
+        if len(files) > _SHOWN:
+            session.out.note(f"  … and {count(len(files) - _SHOWN, 'more file')}")
     return 0
 
 
