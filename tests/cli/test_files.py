@@ -55,6 +55,33 @@ def test_a_rollback_lists_files_first_and_puts_them_back(cli, repo):
     assert not (repo / "new").is_symlink()
 
 
+def test_a_dry_run_shows_what_becomes_of_files_that_are_not_saved_yet_and_where_they_are_then(cli, repo):
+    (repo / "app.py").write_text("mine\n")
+    (repo / "mine").write_text("mine\n")
+    before = {path.name: path.lstat().st_mtime_ns for path in repo.iterdir()}
+    planned = cli("rollback", "coder", "--to", "one", "--dry-run")
+    assert "3 files" in planned.out
+    assert "mine: removed" in planned.out
+    assert {path.name: path.lstat().st_mtime_ns for path in repo.iterdir()} == before
+    done = cli("rollback", "coder", "--to", "one", "--yes")
+    assert "What was not saved yet is in" in done.out
+    saved = next(
+        one for one in cli("log", "coder", "--all", "--json").json["checkpoints"] if one["label"].startswith("before")
+    )
+    assert f"--to id:{saved['id'][:12]}" in done.out + done.err
+    cli("rollback", "coder", "--to", f"id:{saved['id']}", "--yes")
+    assert (repo / "mine").read_text() == (repo / "app.py").read_text() == "mine\n"
+
+
+def test_an_undo_lists_the_files_that_it_takes_back(cli, repo):
+    (repo / "app.py").write_text("mine\n")
+    (repo / "mine").write_text("mine\n")
+    said = cli("undo", "coder").out
+    assert "~ app.py: changed" in said
+    assert "- mine: removed" in said
+    assert "+ mine: added" in cli("undo", "coder", "--redo").out
+
+
 def test_every_verb_says_that_a_directory_is_half_way(cli, store_path, repo, monkeypatch):
     def life() -> None:
         monkeypatch.setattr(restore, "restore", lambda *_, **__: die())

@@ -9,13 +9,14 @@ import pty
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,11 @@ def test_a_server_that_is_frozen_under_load_and_killed_answers_again_with_memory
         assert later[2] >= ticks, "its other thread goes on"
         assert len((server.folder / "server.log").read_text().split()) == later[0]
         assert not (server.folder / "server.db-journal").exists()
-        assert not list(server.folder.glob("*displaced*"))
+        aside = next(server.folder.glob("server.db.*displaced*-journal"))  # where SQLite looks for it
+        assert aside.read_bytes() == b"left behind"
+        aside.unlink()
+        with closing(sqlite3.connect(str(aside).removesuffix("-journal"))) as database:
+            assert database.execute("SELECT count(*) FROM asked").fetchone() == (after[0],)
         assert frozen.pause_s > 0
         assert any("mapped" in note for note in frozen.notes)
         assert any("ledger" in note for note in frozen.notes)
@@ -125,8 +130,35 @@ def test_a_thaw_that_is_killed_half_way_leaves_old_files_for_the_next_one(tmp_pa
             store.thaw("writer")
         one.passes(at)
         assert log.read_text() == "old\n"
-        assert sorted(path.name for path in one.folder.iterdir()) == ["count", "log", "output", "program.py"]
+        beside = list(one.folder.glob("log.*displaced*"))
+        assert [path.read_text() for path in beside] == ["what somebody wrote later"]
+        assert not list(one.folder.glob("*-new"))
         assert not list((tmp_path / "state" / "holdfast" / "thaws").iterdir())
+
+
+def test_what_files_got_since_lies_beside_and_nobody_who_writes_one_is_cut_off(tmp_path, store):
+    program = "log = open('app.log', 'a', buffering=1)\nlog.write('old\\n')\n" + COUNTER
+    with Program(tmp_path / "writer", program) as one:
+        one.passes(1)
+        store.freeze(one.pid, agent="writer")
+        one.kill()
+        log = one.folder / "app.log"
+        words = [sys.executable, "-c", "import sys; print('new order', flush=True); sys.stdin.read()"]
+        with log.open("a") as output:
+            other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output)
+        try:
+            until(lambda: "new order" in log.read_text() or None)
+            inode = log.stat().st_ino
+            with pytest.raises(NotThawed, match=rf"app\.log would be put back, and process {other.pid} has it open"):
+                store.thaw("writer")
+            assert (log.read_text(), log.stat().st_ino) == ("old\nnew order\n", inode)
+        finally:
+            other.communicate()
+        thawed = store.thaw("writer")
+        assert log.read_text() == "old\n"
+        beside = next(one.folder.glob("app.log.*displaced*"))
+        assert beside.read_text() == "old\nnew order\n"
+        assert any(str(beside) in note for note in thawed.notes)
 
 
 def test_a_connection_is_kept_or_closed_as_chosen(tmp_path, store):
@@ -481,7 +513,8 @@ if [ "$1" = dump ]; then
     touch '{tmp_path}/asked'
     while kill -0 "$asked" 2>/dev/null; do sleep 0.05; done
     '{criu}' "$@"
-    echo $? >'{tmp_path}/code'
+    echo $? >'{tmp_path}/code.new'
+    mv '{tmp_path}/code.new' '{tmp_path}/code'
 else
     exec '{criu}' "$@"
 fi

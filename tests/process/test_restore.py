@@ -222,6 +222,55 @@ def test_an_edit_in_the_very_moment_of_the_swap_is_put_back(root, monkeypatch, p
     assert look(root) == NEW
 
 
+@pytest.mark.parametrize("path", ["edited", "gone", "to-folder", "folder/file"])
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
+def test_what_is_written_through_an_open_descriptor_while_files_move_lies_beside(root, monkeypatch, path, killed):
+    before, after, shelf = both(root, OLD, NEW)
+    changes = differences(before, after)
+    real = restore._Restore._flush
+    with (root / path).open("ab") as log:
+
+        def flush(restoring):
+            if killed:
+                raise KeyboardInterrupt
+            log.write(b"said meanwhile")
+            log.flush()
+            real(restoring)
+
+        monkeypatch.setattr(restore._Restore, "_flush", flush)
+        if killed:
+            with pytest.raises(KeyboardInterrupt):
+                go(root, changes, shelf)
+            monkeypatch.undo()
+            clean = restore._Restore._clean
+
+            def late(restoring, staging, *, keep):
+                if not log.tell() > len(OLD[path.encode()][1]):
+                    log.write(b"said meanwhile")
+                    log.flush()
+                clean(restoring, staging, keep=keep)
+
+            monkeypatch.setattr(restore._Restore, "_clean", late)
+        done = go(root, changes, shelf)
+    kept = [name for name in look(root) if b".kept-" in name]
+    assert {*kept} == done.foreign
+    assert [look(root)[name][1] for name in kept] == [OLD[path.encode()][1] + b"said meanwhile"]
+    assert not halfway(root)
+    (root / os.fsdecode(kept[0])).unlink()
+    assert look(root) == NEW
+
+
+def test_names_of_one_file_that_go_together_leave_nothing(root):
+    before, after, shelf = both(root, OLD, NEW)
+    for name in ("edited", "gone"):
+        (root / name).unlink()
+    (root / "edited").write_bytes(b"one file")
+    os.link(root / "edited", root / "gone")
+    before = shelf.tree(root)
+    assert not go(root, differences(before, after), shelf).foreign
+    assert look(root) == NEW
+
+
 def test_an_edit_that_was_displaced_by_one_that_was_killed_comes_back(root):
     before, after, shelf = both(root, OLD, NEW)
     changes = differences(before, after)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import shutil
 import socket
 import stat
 import subprocess
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pathspec import GitIgnoreSpec
 
 import holdfast
 from holdfast.errors import BadOption
 from holdfast.process import chunks, scan
+from holdfast.process.ignore import Rules
 from holdfast.process.scan import Scanner
 from holdfast.process.trees import STAGING, Content, equal
 from holdfast.store.cipher import digest
@@ -254,6 +257,50 @@ def test_a_hole_of_a_gigabyte_is_not_read_from_the_disk(root):
     assert content.size == 2**30
     assert sum(map(len, found.kept.values())) < 40 * 2**20
     assert sum(len(found.kept[name]) for name in content.chunks) == 2**30
+
+
+@pytest.mark.parametrize("line", ["!", "a\\", "\\", "[z-a]", "["])
+def test_a_line_of_rules_that_says_nothing_is_passed_over(root, line):
+    make(root, dict.fromkeys((b"a.o", b"b.o", b"c"), (0o100644, b"x")))
+    (root / ".gitignore").write_text(f"a.o\n{line}\nb.o\n")
+    assert set(Scanner(root).scan({}).changed) == {b"c", b".gitignore"}
+
+
+@given(
+    lines=st.lists(
+        st.lists(st.sampled_from(["**/", "/**/", "*", "a", "b", "?", "[ab]", "(", "/", "!", "x."]), max_size=9).map(
+            "".join
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    path=st.lists(
+        st.text("abx.(+", min_size=1, max_size=6).filter(lambda name: name.strip(".")), min_size=1, max_size=3
+    ),
+)
+def test_wildcards_say_what_they_say_in_the_library_and_take_no_time(lines, path):
+    with suppress(ValueError, re.error):
+        theirs = GitIgnoreSpec.from_lines(lines, backend="simple")
+        assert (
+            Rules("", {".gitignore": "\n".join(lines)})._judge("/".join(path), True)
+            == theirs.check_file("/".join(path)).include
+        )
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("*a" * 20 + "*b", "a" * 250),
+        ("*a?" * 20 + "/*a" * 9 + "b", ("a" * 250 + "/") * 9 + "a"),
+        ("a**" * 20 + "b", "a" * 250),
+        ("**/" + "a/**/" * 20 + "a/b", "a/" * 250 + "a"),
+    ],
+)
+def test_a_line_with_many_wildcards_ends(line, path):
+    began = time.process_time()
+    assert not Rules("", {".gitignore": line}).ignores(path)
+    assert Rules("", {".gitignore": line + "\n" + line[:-1]}).ignores(path)
+    assert time.process_time() - began < 5  # it takes milliseconds, and took years
 
 
 def test_ignored_paths_are_left_out_as_git_does_and_gits_own_files_are_kept(root):

@@ -489,6 +489,71 @@ def test_what_somebody_writes_in_the_very_moment_of_a_rollback_is_kept(store_pat
         assert agent.head.label == "one"
 
 
+def test_what_a_program_writes_into_a_file_that_it_has_open_while_files_move_is_kept(store_path, repo, monkeypatch):
+    with holdfast.open(store_path) as store, (repo / "a.log").open("a") as log:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        log.write("two\n")
+        log.flush()
+        agent.checkpoint("two")
+        real = restore._Restore._flush
+
+        def flush(restoring):
+            log.write("three\n" * (log.tell() < 6))
+            log.flush()
+            real(restoring)
+
+        monkeypatch.setattr(restore._Restore, "_flush", flush)
+        agent.rollback("one")
+        assert (repo / "a.log").read_text() == ""
+        kept = next(point for point in agent.log(all=True) if point.label.startswith("before rollback"))
+        name = next(file.path for file in agent.files(kept) if ".kept-" in file.path)
+        assert agent.read_file(name, kept) == b"two\nthree\n"
+        assert not agent.dirty
+
+
+@pytest.mark.parametrize("way", ["rollback", "undo", "killed"])
+def test_going_back_leaves_what_the_rules_of_that_time_leave_out(store_path, repo, monkeypatch, caplog, way):
+    kept = {".env": "secret", "data.db": "rows", "build/x.o": "object", "src/local": "mine"}
+    (repo / ".gitignore").write_text("*.db\n.env\nbuild/\n")
+    (repo / "src" / ".holdfastignore").write_text("local\n")
+    (repo / "build").mkdir()
+    for name, text in kept.items():
+        (repo / name).write_text(text)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        one = tree(repo)
+        for name in (".gitignore", "src/.holdfastignore"):
+            (repo / name).write_text("")  # by mistake
+        (repo / "new").write_text("this one goes")
+        two = agent.checkpoint("two").id
+        assert {"data.db", "build/x.o"} < {file.path for file in agent.files()}
+        gone = {file.path for file in agent.plan_rollback("one").diff.files if file.kind == "removed"}
+        assert gone == {"new"}
+        if way == "undo":
+            agent.undo()
+        elif way == "rollback":
+            agent.rollback("one")
+    if way == "killed":
+
+        def life() -> None:
+            monkeypatch.setattr(restore, "restore", lambda *_, **__: die())
+            with holdfast.open(store_path) as store:
+                store.agent("coder").rollback("one")
+
+        assert dies(life, 0)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder")
+        assert tree(repo) == one
+        assert not agent.dirty
+        if way != "killed":
+            assert "data.db stays" in caplog.text
+        agent.rollback(f"id:{two}")
+        assert (repo / "data.db").read_text() == "rows"
+        assert not agent.dirty
+
+
 def test_nobody_goes_back_to_files_that_are_damaged(store_path, repo):
     with holdfast.open(store_path) as store:
         agent = store.agent("coder", workspace=repo)
@@ -890,6 +955,62 @@ def test_a_link_of_somebody_elses_checkpoint_may_not_lead_out(store_path, repo, 
             assert not (tmp_path / "a").exists()
             assert tree(theirs.export_workspace("one", tmp_path / "b", links=True)) == tree(repo)
         assert tree(store.agent("coder").export_workspace("one", tmp_path / "c")) == tree(repo)
+
+
+def test_who_loses_the_directory_to_another_agent_is_told(store_path, repo, caplog):
+    with holdfast.open(store_path) as store:
+        store.agent("coder", workspace=repo).checkpoint("one")
+    with holdfast.open(store_path) as store:
+        store.agent("reviewer", workspace=repo).checkpoint("two")
+        assert "was the workspace of coder@main" in caplog.text
+    caplog.clear()
+    with holdfast.open(store_path) as store:
+        assert store.agent("coder", workspace=None).workspace is None
+    assert not caplog.text  # that was meant
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder")
+        assert agent.workspace is None
+        assert "coder: its checkpoints have files, and it has no workspace" in caplog.text
+    caplog.clear()
+    with holdfast.open(store_path) as store:
+        assert store.agent("coder", workspace=repo).workspace == repo
+        assert "was the workspace of reviewer@main" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["rollback", "undo", "carried", "undone", "exported"])
+def test_so_may_none_that_came_along_in_a_checkpoint_of_ones_own(store_path, repo, tmp_path, way):
+    (repo / "out").symlink_to("/etc")
+    with holdfast.open(tmp_path / "theirs") as theirs:
+        agent = theirs.agent("x", workspace=repo)
+        one = agent.checkpoint("one").id
+        (repo / "out").unlink()
+        (repo / "README").write_text("changed\n")
+        agent.checkpoint("two")
+        theirs.export(tmp_path / "bundle", ["x"])
+    with holdfast.open(store_path) as store:
+        store.import_bundle(tmp_path / "bundle")
+        if way in {"carried", "undone", "exported"}:
+            with store.agent("x", workspace=None) as agent:
+                agent.undo() if way == "undone" else agent.rollback(f"id:{one}")
+                agent.state["n"] = 1
+                agent.checkpoint("mine")
+        agent = store.agent("x", workspace=repo)
+        head, before = agent.head.id, tree(repo)
+        acts = {
+            "rollback": lambda: agent.rollback("one"),
+            "undo": agent.undo,
+            "exported": lambda: agent.export_workspace(None, tmp_path / "elsewhere"),
+        }
+        with pytest.raises(WorkspaceBlocked, match="leads out"):
+            acts.get(way, agent.restore_workspace)()
+        assert (tree(repo), agent.head.id) == (before, head)
+        # What is there is one's own, also where it is the same.
+        (repo / "out").symlink_to("/etc")
+        mine = agent.checkpoint("with it")
+        (repo / "out").unlink()
+        agent.checkpoint("without it")
+        agent.rollback(mine)
+        assert (repo / "out").is_symlink()
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

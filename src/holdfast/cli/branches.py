@@ -236,6 +236,11 @@ def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json
         )  # fmt: skip
         for line in change_lines(changes):
             session.out.say("  ", line)
+        files = list(file_lines(handle.diff(f"id:{made.parent_id}", made).files, 0)) if made.has_files else []
+        for line in files[:_SHOWN]:
+            session.out.say("  ", line)
+        if len(files) > _SHOWN:
+            session.out.note(f"  … and {count(len(files) - _SHOWN, 'more file')}")
     return 0
 
 
@@ -281,11 +286,12 @@ def rollback(
         if plan.blocked and not consent.json:
             session.out.say(_WAY_OUT)
         done = consent.given(session, "Roll back?")
+        before = handle.head
         head = plan.apply() if done else None
         if consent.json:
             session.json("rollback", **rollback_json(handle, plan, changes, done=done))
         elif head is not None:
-            _done(session.out, handle, head, plan)
+            _done(session.out, handle, head, plan, before)
     return ATTENTION if plan.blocked else consent.code(done=done)
 
 
@@ -359,14 +365,19 @@ def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
         out.say("Child ", Text(clean(name), style="bold cyan"), " goes back to ", named(checkpoint), ".")
 
 
-def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan) -> None:
+def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan, before: Checkpoint | None) -> None:
     name, branch = handle.name, handle.branch_name
     undone = f" {count(len(plan.undo), 'effect')} undone." if plan.undo else ""
     out.say(
         Text("Done. ", style="bold green"), f"{clean(name)}@{clean(branch)} is at ",
         Text(head.short_id, style="yellow"), f" #{head.depth}, state {head.digest[:16]}.{undone}",
     )  # fmt: skip
-    if plan.abandons:
+    newest = handle.log(1, all=True)[0]  # what was not saved yet is in a checkpoint that was made first
+    saved = newest.label.startswith("before rollback to ") and before is not None and newest.parent_id == before.id
+    if saved:
+        out.say("What was not saved yet is in ", named(newest), ".")
+    if plan.abandons or saved:
         where = name if branch == "main" else f"{name}@{branch}"
-        back = command("rollback", where, "--to", f"id:{plan.abandons[0].short_id}")
+        to = newest if saved else plan.abandons[0]
+        back = command("rollback", where, "--to", f"id:{to.short_id}")
         out.command("To go forward again: ", back)

@@ -9,20 +9,59 @@ subject of its rules, and half of them would be no repository.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 from holdfast.errors import BadOption
 from holdfast.store.cipher import digest
 
 try:
     from pathspec import GitIgnoreSpec
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 except ImportError:  # an extra: who has no workspace does not need it
-    GitIgnoreSpec = None  # type: ignore[assignment,misc]
+    GitIgnoreSpec, GitIgnoreSpecPattern = None, object  # type: ignore[assignment,misc]
 
 RULES = (".gitignore", ".holdfastignore")
 """Later ones overrule earlier ones, deeper ones those above, and a later line those before it, as git has it."""
 
 RULES_MAX_BYTES = 2**20
+
+_STAR, _FIRST, _DEEP = "[^/]*", "^(?:.+/)?", "(?:/.+)?"
+"""What the library makes of ``*``, and of ``**`` before the first name and between two."""
+
+
+class _Line(GitIgnoreSpecPattern):
+    """A line that is looked for in little time, however many wildcards it has.
+
+    What stands between two wildcards is taken where it comes first, and for good: no later place fits better.
+    """
+
+    @classmethod
+    def pattern_to_regex(cls, pattern: Any) -> tuple[Any, bool | None]:
+        regex, include = super().pattern_to_regex(pattern)
+        if regex is None:
+            return regex, include
+        first, *rest = regex.split(_STAR)
+        for number, text in enumerate(rest):
+            name = number < len(rest) - 1 and "/" not in text.replace("[^/]", "")  # otherwise a name ends there
+            rest[number] = f"(?>[^/]*?{text})" if name else _STAR + text
+        first, *rest = "".join([first, *rest]).split(_DEEP)
+        if rest and first.startswith(_FIRST):
+            first = f"^(?>(?:.+?/)??{first.removeprefix(_FIRST)}(?=/))"
+        for number, text in enumerate(rest):
+            rest[number] = f"(?>(?:/.+?)??{text}(?=/))" if number < len(rest) - 1 else _DEEP + text
+        return "".join([first, *rest]), include
+
+
+def _spec(text: str) -> GitIgnoreSpec:
+    """The rules of a text. A line that says nothing that one could look for is passed over, as git does."""
+    lines = []
+    for line in text.splitlines():
+        with suppress(ValueError, re.error):
+            lines.append(_Line(line))
+    return GitIgnoreSpec(lines, backend="simple")
 
 
 class Rules:
@@ -34,7 +73,7 @@ class Rules:
         self._place = place
         self._above = above
         self._git = git
-        self._specs = {name: GitIgnoreSpec.from_lines(text.splitlines()) for name, text in texts.items()}
+        self._specs = {name: _spec(text) for name, text in texts.items()}
         self._verdicts: dict[str, bool] = {}
         over = above.key if above is not None else b""
         self.key: bytes = digest(b"rules", over, repr((place, texts, git)).encode())
@@ -78,19 +117,44 @@ class Ignore:
 
     def enter(self, place: str, above: Rules, fd: int, names: Collection[str]) -> Rules:
         """The rules in an open directory, given those above it. Its path ends with a slash; the root's is empty."""
-        inside = above.git and (place == ".git/" or place.endswith("/.git/"))
-        git = above.git and not inside
+        git = _git(place, above)
         files = [name for name in RULES if name in names and (git or name != ".gitignore")]
-        if not files and not inside:
+        return self._of(place, above, {name: _text(fd, name) for name in files}, git=git)
+
+    def _of(self, place: str, above: Rules, texts: dict[str, str], *, git: bool) -> Rules:
+        if not texts and git == above.git:
             self._known.pop(place, None)
             return above
-        texts = {name: _text(fd, name) for name in files}
         known = self._known.get(place)
         if known is not None and known[0] is above and known[1] == texts:
             return known[2]
         rules = Rules(place, texts, above, git=git)
         self._known[place] = (above, texts, rules)
         return rules
+
+
+def left_out(paths: Iterable[tuple[str, bool]], texts: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Those of some paths that the rules of a tree leave out, which need not be on a disk.
+
+    With each comes whether it is a directory. ``texts``: what files of rules say, by directory and by name.
+    """
+    ignore = Ignore()
+    for path, folder in paths:
+        rules, place = ignore.above, ""
+        *above, last = path.split("/")
+        for name in (*(one + "/" for one in above), last + "/" * folder):
+            git = _git(place, rules)
+            here = {one: text for one, text in texts.get(place, {}).items() if git or one != ".gitignore"}
+            rules = ignore._of(place, rules, here, git=git)
+            place += name
+            if rules.ignores(place):
+                yield path
+                break
+
+
+def _git(place: str, above: Rules) -> bool:
+    """Whether git's rules count in a directory."""
+    return above.git and not (place == ".git/" or place.endswith("/.git/"))
 
 
 def _text(fd: int, name: str) -> str:

@@ -18,7 +18,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -219,19 +219,24 @@ class Look:
 
     def shared_files(self) -> list[str]:
         """Files that others have open for writing, too: what they would hold after a thaw, nobody could say."""
-        mine = {*self.pids, os.getpid()}  # whoever supervises a program has its output, and writes nothing there
-        wanted = {key for key, one in self.files.items() if store_of(Path(one.path)) is None}
-        found = set()
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if wanted else ():
-            if pid in mine:
-                continue
-            with suppress(OSError):
-                for fd in os.listdir(f"/proc/{pid}/fd"):
-                    with suppress(OSError):  # how it is open is asked of the few that matter
-                        there = os.stat(f"/proc/{pid}/fd/{fd}")
-                        if (there.st_dev, there.st_ino) in wanted and _is_written(pid, fd):
-                            found.add(self.files[there.st_dev, there.st_ino].path)
-        return sorted(found)
+        wanted = {key: one.path for key, one in self.files.items() if store_of(Path(one.path)) is None}
+        return sorted(writers(wanted, {*self.pids}))
+
+
+def writers(wanted: Mapping[tuple[int, int], str], but: set[int]) -> dict[str, int]:
+    """Files, by device and inode, that processes have open for writing; and one that does, of each."""
+    mine = {*but, os.getpid()}  # whoever supervises a program has its output, and writes nothing there
+    found: dict[str, int] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if wanted else ():
+        if pid in mine:
+            continue
+        with suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):  # how it is open is asked of the few that matter
+                    there = os.stat(f"/proc/{pid}/fd/{fd}")
+                    if (there.st_dev, there.st_ino) in wanted and _is_written(pid, fd):
+                        found[wanted[there.st_dev, there.st_ino]] = pid
+    return found
 
 
 def began(pid: int) -> int:

@@ -70,7 +70,10 @@ class Restored(NamedTuple):
 
     changed: list[bytes]
     foreign: set[bytes]
-    """Paths that hold neither what they held nor what they are to hold: somebody else's work, as he left it."""
+    """Paths that hold neither what they held nor what they are to hold: somebody else's work, as he left it.
+
+    Also what he wrote into a file that he had open, after it was displaced: it lies beside it, as ``….kept-…``.
+    """
     blocked: dict[bytes, str]
     """Paths that cannot be restored, and why. They are as they were."""
     left: set[bytes]
@@ -182,6 +185,8 @@ class _Restore:
         self.adjusting: list[bytes] = []
         """Paths that hold what they should, with another mode or other attributes."""
         self.touched: set[bytes] = set()
+        self.displaced: dict[bytes, tuple[bytes, os.stat_result]] = {}
+        """By their names in staging: where they were, and what they were like before they were read and found known."""
         self.changed: dict[bytes, None] = {}
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -330,14 +335,21 @@ class _Restore:
                     hint=f"Finish that one first: `holdfast doctor` names it. If nobody can, look into {STAGING}: what"
                     " was displaced lies there. Then delete that directory.",
                 )
-            if not any(entry and self._holds(staging, name, now, entry) for entry in self.differences[path]):
+            if any(entry and self._holds(staging, name, now, entry) for entry in self.differences[path]):
+                self.displaced[name] = path, now
+            else:
                 self._put_back(path, name)
         self._lock(staging)
         self._clean(staging, keep=True)
 
     def _clean(self, staging: int, *, keep: bool) -> None:
-        for name in os.listdir(staging):
-            os.unlink(name, dir_fd=staging)
+        for name in map(os.fsencode, os.listdir(staging)):
+            path, was = self.displaced.pop(name, (b"", None))
+            now = status(staging, name)
+            if was and now and (now.st_size, now.st_mtime_ns) != (was.st_size, was.st_mtime_ns):
+                self._keep(staging, name, path)  # somebody who has it open wrote to it since
+            else:
+                os.unlink(name, dir_fd=staging)
         if not keep:
             self.folders.forget(_STAGING)
             os.rmdir(_STAGING, dir_fd=self.folders.root)
@@ -514,6 +526,8 @@ class _Restore:
         if now is None or before is None or not self._holds(staging, _staged(path), now, before):
             self._put_back(path, _staged(path))
             self.foreign.add(path)
+        else:
+            self.displaced[_staged(path)] = path, now
 
     def _put_back(self, path: bytes, held: bytes) -> None:
         """What was displaced, and is somebody else's, gets its place again; what we had put there is thrown away."""
@@ -529,8 +543,21 @@ class _Restore:
                 return
             if self._is_ours(path, staging, held):
                 return
-        # He was quicker a second time. Nothing of his is lost: one lies beside the other.
-        place(staging, held, fd, name[: NAME_MAX_BYTES - 40] + b".kept-" + uuid.uuid4().hex.encode())
+        self._keep(staging, held, path)  # he was quicker a second time
+
+    def _keep(self, staging: int, held: bytes, path: bytes) -> None:
+        """Nothing of somebody else's is lost: what was displaced lies beside what is there now."""
+        above = path.rpartition(b"/")[0]
+        try:
+            fd, name = self.folders.parent(path)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY:
+                raise
+            above, fd, name = b"", self.folders.root, path.rpartition(b"/")[2]  # its directory went
+        name = name[: NAME_MAX_BYTES - 40] + b".kept-" + uuid.uuid4().hex.encode()
+        place(staging, held, fd, name)
+        os.fsync(fd)
+        self.foreign.add(above + b"/" * bool(above) + name)
 
     def _is_ours(self, path: bytes, fd: int, name: bytes) -> bool:
         """Whether at this name lies the file that was to come to a path."""

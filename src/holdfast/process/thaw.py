@@ -1,7 +1,8 @@
 """Bringing a saved process back from a folder: its files, then its memory.
 
 Owns the order of things, what is refused, and what becomes of files that stand in the way. Knows nothing of stores.
-What always holds: when this raises, files are as they were before.
+What always holds: when this raises, files are as they were before; what the process finds another than it was then is
+not thrown away, but lies beside it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from holdfast.process.image import (
     boot,
     is_running,
     state_folder,
+    writers,
 )
 from holdfast.store.files import fsync_directory
 
@@ -81,12 +83,13 @@ def bring_back(
         pid = criu.restore(found.program, folder / IMAGES, work, options, within=within, **call)  # type: ignore[arg-type]
         return Thawed(pid, True, True, time.monotonic() - begun, [])
     apart = not _numbers_free(folder, description, 0.0 if moved else PID_WAIT_S)
-    with _files_put(folder, description), _inherited(description, attached) as inherit:
+    with _files_put(folder, description) as displaced, _inherited(description, attached) as inherit:
         within = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"] if apart else []
         if attached:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         pid = criu.restore(found.program, folder / IMAGES, work, options, inherit=inherit, within=within, **call)  # type: ignore[arg-type]
     notes = [f"Its number {description.pid} was taken: it lives in process numbers of its own."] if apart else []
+    notes += [f"{path} had changed since; what was there is now {aside}" for path, aside in displaced]
     return Thawed(pid, apart, False, time.monotonic() - begun, notes, description.terminal)
 
 
@@ -171,8 +174,10 @@ def _paths(description: Description) -> list[str]:
 
 
 @contextmanager
-def _files_put(folder: Path, description: Description) -> Iterator[None]:
+def _files_put(folder: Path, description: Description) -> Iterator[list[tuple[str, str]]]:
     """Inside, files are as the process had them. If the block fails, they are as they were before.
+
+    Gives the files that have changed since, and where they lie from now on.
 
     What is moved is written down first, so that the next thaw puts right what a killed one has left.
     """
@@ -184,25 +189,38 @@ def _files_put(folder: Path, description: Description) -> Iterator[None]:
         one for one in description.files
         if one.content and not _same(folder / FILES / one.content, Path(one.path), one)
     ]  # fmt: skip
-    going = {name for one in description.files for name in beside(one) if name not in saved and os.path.lexists(name)}
-    moving = [(path, f"{path}{mark}", os.path.lexists(path)) for path in [*(one.path for one in putting), *going]]
+    # What belongs to a database gets a name by which SQLite finds it beside the one that is displaced.
+    names = {
+        name: f"{one.path}{mark}{name.removeprefix(one.path)}" for one in description.files for name in beside(one)
+    }
+    going = {name for name in names if name not in saved and os.path.lexists(name)}
+    changed = {*going, *(one.path for one in putting)}
+    putting += [  # a log without its database says nothing
+        one for one in description.files
+        if one.content and one.path not in changed
+        and any(name in changed for name in beside(one) if not name.endswith("-shm"))
+    ]  # fmt: skip
+    moving = [
+        (path, names.get(path, f"{path}{mark}"), os.path.lexists(path))
+        for path in [*(one.path for one in putting), *going]
+    ]
+    _check_written([path for path, _, there in moving if there])
     note = _noted(description, moving) if moving else None
     try:
-        for one in putting:
+        for one, (_, aside, _) in zip(putting, moving, strict=False):
             _check_parent(Path(one.path))
-            _stage(folder / FILES / one.content, Path(f"{one.path}{mark}-new"), one)
+            _stage(folder / FILES / one.content, Path(f"{aside}-new"), one)
         for path, aside, there in moving:
             if there:
                 os.rename(path, aside)
             if path not in going:
-                os.rename(f"{path}{mark}-new", path)
-        yield
+                os.rename(f"{aside}-new", path)
+        yield [(path, aside) for path, aside, there in moving if there]
     except BaseException:
         _settle(moving, back=True)
         _forget(note)
         raise
-    _settle(moving, back=False)
-    _forget(note)
+    _forget(note)  # before the process writes much: from now on nobody puts the old files back
 
 
 Moving = tuple[str, str, bool]
@@ -210,7 +228,7 @@ Moving = tuple[str, str, bool]
 
 
 def _settle(moving: Iterable[Moving], *, back: bool) -> None:
-    """Let files be as they were before, or drop what was there. Done twice, it does nothing more."""
+    """Let files be as they were before, or as they are now. Done twice, it does nothing more."""
     for path, aside, there in moving:
         with suppress(FileNotFoundError):
             os.unlink(f"{aside}-new")
@@ -219,9 +237,6 @@ def _settle(moving: Iterable[Moving], *, back: bool) -> None:
         elif back and not there:
             with suppress(FileNotFoundError):
                 os.unlink(path)
-        elif not back:
-            with suppress(FileNotFoundError):
-                os.unlink(aside)
 
 
 def _noted(description: Description, moving: list[Moving]) -> Path:
@@ -245,6 +260,7 @@ def _noted(description: Description, moving: list[Moving]) -> Path:
 def _forget(note: Path | None) -> None:
     if note is not None:
         note.unlink(missing_ok=True)
+        fsync_directory(note.parent)
 
 
 def finish_others() -> None:
@@ -271,6 +287,20 @@ def _check_unsaved(description: Description) -> None:
             raise NotThawed(f"{one.path} is missing, and was too large to be saved") from None
         if (found.st_size, found.st_mtime_ns) != (one.size, one.mtime_ns):
             raise NotThawed(f"{one.path} has changed since, and was too large to be saved", hint="Put it back first.")
+
+
+def _check_written(paths: Iterable[str]) -> None:
+    """Whoever writes a file would go on writing to what was displaced."""
+    there = {}
+    for path in paths:
+        with suppress(OSError):
+            found = os.stat(path)
+            there[found.st_dev, found.st_ino] = path
+    for path, pid in sorted(writers(there, set()).items()):
+        raise NotThawed(
+            f"{path} would be put back, and process {pid} has it open for writing; nothing was changed",
+            hint="End that process first, or look at a copy: `holdfast thaw REV --isolated`.",
+        )
 
 
 def _check_parent(path: Path) -> None:

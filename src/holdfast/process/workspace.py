@@ -15,7 +15,7 @@ import re
 import socket
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
 from holdfast.process.chunks import Incoming, drain
 from holdfast.process.folders import Folders, opened
+from holdfast.process.ignore import RULES, RULES_MAX_BYTES, left_out
 from holdfast.process.scan import Scan, Scanner
 from holdfast.process.trees import (
     STAGING,
@@ -47,6 +48,7 @@ from holdfast.process.trees import (
     encode_changes,
     encode_path,
     equal,
+    leaves,
     same,
     shown,
 )
@@ -70,6 +72,9 @@ MEMORIES_MAX = 32
 
 FRESH_MIN, FRESH_SHARE = 64, 16
 """So much must have been read, and this part of all files, before what a scan remembers is kept anew."""
+
+NAMED_MAX = 5
+"""How many files a message names."""
 
 _OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}|new-\w+")
 
@@ -236,7 +241,7 @@ class Workspace:
             self._recalled = True
             self._recall()
         found = self._scanner.scan(known, into=into)
-        if self._scanner.fresh >= max(FRESH_MIN, found.paths // FRESH_SHARE):
+        if self._agent._writer is not None and self._scanner.fresh >= max(FRESH_MIN, found.paths // FRESH_SHARE):
             self._keep()
         return found
 
@@ -313,9 +318,13 @@ class Workspace:
         point = self._agent._db.view.find(id) if id else None
         found = {path: Difference(old.get(path), new.get(path)) for path in old.keys() | new.keys()}
         found = {path: one for path, one in found.items() if not equal(one.before, one.after)}
+        for path in _staying(self._agent, found, lambda: decode_entries(tree.all(wanted.fetch))):
+            log.warning("%s: %s stays: a rule of that checkpoint leaves it out", self._agent.name, shown(path))
+            del found[path]
         if not found:
             return None
-        made = Return(self, found, trusted=point is None or bool(point.row.b))
+        line = point.n if point is not None else self._agent._check_writer().firm.head
+        made = Return(self, found, trusted=_trusted(self._agent, found, tree.root, line))
         made.check()
         return made
 
@@ -356,7 +365,11 @@ class Workspace:
             return self.put_back()
         wanted = tree_of(agent, target)
         was = tree_of(agent, before) if before is not None else {}
-        back = Return(self, dict(differences(was, wanted)), trusted=bool(target.row.b))
+        found = dict(differences(was, wanted))
+        for path in _staying(agent, found, lambda: wanted):
+            del found[path]
+        root = dict(target.manifest.sections)[FILES]
+        back = Return(self, found, trusted=_trusted(agent, found, root, target.n))
         if back.go() and agent._branch.id == target.id:  # otherwise they are as good as any other change
             agent._secure("files that were changed before they were put back")
             agent._go_back(target)
@@ -399,6 +412,9 @@ class Return:
         workspace.returning = None
         if done.blocked:
             raise blocked_by(workspace.path, done.blocked, "all other files were put back")
+        if done.foreign:
+            named = ", ".join(shown(path) for path in sorted(done.foreign)[:NAMED_MAX])
+            log.warning("%s: %d changed by somebody else meanwhile, and kept: %s", agent.name, len(done.foreign), named)
         return bool(done.foreign)
 
 
@@ -440,7 +456,8 @@ def export(agent: Agent, point: Point, directory: str | os.PathLike[str], *, lin
     packs, view = agent._db.packs, agent._db.view
     path = Path(os.path.abspath(directory))
     tree = tree_of(agent, point)
-    done = restore.export(path, tree, lambda names: packs.read(view, names), leaving_links=links or bool(point.row.b))
+    links = links or _trusted(agent, tree, dict(point.manifest.sections)[FILES], point.n)
+    done = restore.export(path, tree, lambda names: packs.read(view, names), leaving_links=links)
     if done.blocked:
         raise blocked_by(path, done.blocked, "nothing was written")
     return path
@@ -450,6 +467,12 @@ def remembered(agent: Agent) -> Path | None:
     """The directory that a branch had last on this machine, if it is there."""
     known = claim_of(agent)
     if known is None:
+        if agent.head is not None and agent.head.has_files:
+            log.warning(
+                "%s: its checkpoints have files, and it has no workspace (any more): what changes in them is not saved."
+                " Open it with workspace=DIRECTORY, or with workspace=None if that is meant.",
+                agent.name,
+            )
         return None
     if not known.here:
         log.info("%s: its workspace is on %s; its files are not saved here", agent.name, known.host)
@@ -486,6 +509,8 @@ def between(
     agent: Agent, workspace: Workspace | None, old: Checkpoint | None, new: Checkpoint | None
 ) -> list[FileChange]:
     """What differs between the files of two checkpoints; None: those that are there now, as far as one can see them."""
+    if old is None and agent._writer is None and (root := remembered(agent)) is not None and not restore.halfway(root):
+        workspace = Workspace(agent, root)  # only to look at: what its writer would do to the files
     one, two = (_side(agent, workspace, side) for side in (old, new))
     if one is None or two is None:
         return []  # nothing is known of one of them
@@ -496,6 +521,10 @@ def between(
                 there[path] = side.known[path]  # both trees have it, and the directory has another one
             here.pop(path, None)
         here.update(side.changed)
+    if old is None and new is not None:  # what would become of those that are there
+        found = {path: Difference(mine.get(path), other.get(path)) for path in mine.keys() | other.keys()}
+        for path in _staying(agent, found, lambda: decode_entries(two.tree.all(two.fetch))):
+            del mine[path]
     return compare(mine, other, (one.read, two.read))
 
 
@@ -541,6 +570,12 @@ def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = (
             hint="Open the agent with that one first.",
         )
     agent._check_writer().layers.append(made)
+    for one in infos(db.view) if others else ():
+        if (one.path, one.host) == this[:2] and (one.agent, one.branch) != (agent.name, agent.branch_name):
+            log.warning(
+                "%s: %s was the workspace of %s@%s, which has none from now on: a directory belongs to one branch."
+                " That one's changes to files are not saved any more.", agent.name, one.path, one.agent, one.branch,
+            )  # fmt: skip
     if others or there is None or there[:2] != this[:2]:
 
         def take(change: Change) -> None:
@@ -566,6 +601,45 @@ def _apart(old: Told | None, new: Told, fetch: Any) -> tuple[dict[bytes, Entry],
         decode_entries([item for hunk in hunks for item in hunk.old]),
         decode_entries([item for hunk in hunks for item in hunk.items]),
     )
+
+
+def _trusted(agent: Agent, paths: Mapping[bytes, Entry | Difference], root: bytes, line: int) -> bool:
+    """Whether links of some files may lead out: no checkpoint of this line has brought the same files from elsewhere.
+
+    That one was made here says nothing: without a workspace a checkpoint carries along the files that it got.
+    """
+    after = ((path, one.after if isinstance(one, Difference) else one) for path, one in paths.items())
+    if not any(one is not None and isinstance(one.content, bytes) and leaves(path, one.content) for path, one in after):
+        return True
+    return all(
+        point.row.b or dict(point.manifest.sections).get(FILES) != root
+        for point in agent._db.view.walk(line, over=True)
+    )
+
+
+def _staying(agent: Agent, found: Mapping[bytes, Difference], wanted: Callable[[], Tree]) -> list[bytes]:
+    """Those that another tree does not have because its own rules leave them out: it does not say that they go.
+
+    Nothing of them is in that checkpoint, and what is there now was saved only because the rules were others.
+    """
+    if not any(os.path.basename(path).decode(errors="replace") in RULES for path in found):
+        return []  # what is there was looked at with the same rules
+    texts: dict[str, dict[str, str]] = {}
+    for path, entry in wanted().items():
+        above, _, name = os.fsdecode(path).rpartition("/")
+        if name in RULES and isinstance(entry.content, Content):
+            said = b""
+            for piece in agent._db.packs.read(agent._db.view, entry.content.chunks):
+                said += piece
+                if len(said) >= RULES_MAX_BYTES:
+                    break
+            texts.setdefault(above + "/" * bool(above), {})[name] = os.fsdecode(said[:RULES_MAX_BYTES])
+    going = [
+        (os.fsdecode(path), before.content is None)
+        for path, (before, after) in found.items()
+        if before is not None and after is None
+    ]
+    return [os.fsencode(path) for path in left_out(going, texts)]
 
 
 def _pairs(items: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:

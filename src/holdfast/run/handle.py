@@ -468,7 +468,9 @@ class Agent(Environment, SafePoints, below.Agent):
                 )
             return
         if root == REMEMBERED and self._db.view.fact(f"workspace {self._branch.uuid.hex()}") is None:
-            return
+            head = self.head
+            if head is None or not head.has_files:
+                return
         from holdfast.process import workspace as process  # few agents have one
 
         if root == REMEMBERED:
