@@ -84,7 +84,7 @@ def recorded(view: View, which: str | Checkpoint | None) -> History:
     id = _named(view, which, [one.run for _, one in begins], entries) if begins else ""
     number, begin = next((pair for pair in reversed(begins) if pair[1].run == id), (0, None))
     if not begins:
-        hint = "Only durable functions can be executed again: see `holdfast run`."
+        hint = "Only durable functions can be executed again. Batches have no state that could be compared."
         raise BadOption(f"{view.name} has no runs", hint=hint)
     if begin is None:
         hint = f"See `{command('runs', view.name)}`. Batches have no state and no order that could be compared."
@@ -290,6 +290,12 @@ class Replaying(Run):
         self._step(path, actual.partition("(")[0])
         self.found.status = f"recorded up to {path}: {actual}"
         self.halt("")
+
+    def away(self, path: str, what: str, *, ends: bool) -> None:
+        """The program does what cannot be done here. ``ends``: with it an execution ends, and so may the record."""
+        if ends and self.recording.end is None and not self.replaying and not self._saves:
+            self._ended(path, what)
+        self.halt(f"it would {what} at {caller()}, which no replay does")
 
     def _part(self, path: str) -> None:
         """From here on nobody waits for what is recorded: the ways have parted."""
