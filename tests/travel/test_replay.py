@@ -172,6 +172,18 @@ def test_a_replay_has_a_copy_of_the_workspace_of_its_moment(store, trips, tmp_pa
     assert {one.read_text() for one in files.iterdir()} == {"something else since"}
 
 
+def test_a_relative_path_that_leads_nowhere_in_a_replay_is_explained(store, trips, tmp_path):
+    files = tmp_path / "tree"
+    files.mkdir()
+    (files / "old.txt").write_text("old")
+    agent = store.agent("relative", workspace=files)
+    agent.run(trips.moody, "relative")
+    found = store.replay("relative", program=PROGRAM)
+    assert found.difference.actual.startswith("FileNotFoundError")
+    assert found.difference.differs[0].startswith("tree/old.txt is relative")
+    assert "agent.workspace" in str(found.difference)
+
+
 def test_a_run_with_children_is_replayed_with_what_came_of_them_and_so_are_they(store, trips):
     store.agent("party").run(trips.party, ["TP1", "TP1234"])
     names = [("party", None), ("party/TP1", None), ("party/TP1234", None)]

@@ -147,6 +147,8 @@ def moody(agent, way):
         (agent.workspace / "kept.txt").write_text((agent.workspace / "old.txt").read_text() + " and new")
         agent.checkpoint("drawn")
         agent.state["seen"] = sorted(one.read_text() for one in agent.workspace.iterdir())
+    elif way == "relative":
+        agent.state["old"] = Path("tree", "old.txt").read_text()
     elif way == "scratch":
         Path("note.txt").write_text("mine")
         agent.state["note"] = Path("note.txt").read_text()

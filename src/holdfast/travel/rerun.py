@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.agent.changes import diff
@@ -472,7 +473,14 @@ class Replaying(Run):
                 if is_own(trace.tb_frame.f_code.co_filename):
                     line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
                 trace = trace.tb_next
-            self.found.difference = Difference(kind, "", expected, actual, line, [], self._number)
+            self.found.difference = Difference(kind, "", expected, actual, line, self._astray(error), self._number)
+
+    def _astray(self, error: BaseException) -> list[str]:
+        """What to say where a path led nowhere only because the execution has a directory of its own."""
+        name = error.filename if isinstance(error, FileNotFoundError) else None
+        if not isinstance(name, str) or Path(name).is_absolute() or self.handle.workspace is None:
+            return []
+        return [f"{name} is relative, and a replay has a directory of its own: agent.workspace is where the files are"]
 
     def _reached(self) -> None:
         """Whether all that is recorded was come by."""
