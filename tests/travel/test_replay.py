@@ -62,6 +62,27 @@ def test_runs_of_every_shape_go_the_same_way_with_equal_digests(store, trips):
     assert files_of(store) == before
 
 
+def test_what_a_run_does_with_its_own_history_and_log_is_no_difference(store, trips):
+    for way in ("tag", "logs", "back", "branch"):
+        agent = store.agent(way)
+        if way == "back":
+            with pytest.raises(holdfast.errors.RunRolledBack):
+                agent.run(trips.busy, way)
+        else:
+            agent.run(trips.busy, way)
+    before = files_of(store)
+    tags, logs, back, branch = travel.replay_all(
+        store, [(way, None) for way in ("tag", "logs", "back", "branch")], program=PROGRAM
+    )
+    for one in (tags, logs, back):
+        assert one.same, (one.agent, one.difference, one.failed, one.stopped, one.blocked)
+        assert one.compared >= 2
+    assert "go back to one" in back.status
+    assert branch.difference is None  # what the program would do on it nobody can see
+    assert branch.stopped.startswith("it would begin the branch 'aside' at ")
+    assert files_of(store) == before
+
+
 def test_a_run_that_another_process_executes_is_replayed_as_far_as_it_is_recorded(store, trips, tmp_path):
     child = tmp_path / "child.py"
     child.write_text(
@@ -151,6 +172,18 @@ def test_a_replay_has_a_copy_of_the_workspace_of_its_moment(store, trips, tmp_pa
     assert {one.read_text() for one in files.iterdir()} == {"something else since"}
 
 
+def test_a_relative_path_that_leads_nowhere_in_a_replay_is_explained(store, trips, tmp_path):
+    files = tmp_path / "tree"
+    files.mkdir()
+    (files / "old.txt").write_text("old")
+    agent = store.agent("relative", workspace=files)
+    agent.run(trips.moody, "relative")
+    found = store.replay("relative", program=PROGRAM)
+    assert found.difference.actual.startswith("FileNotFoundError")
+    assert found.difference.differs[0].startswith("tree/old.txt is relative")
+    assert "agent.workspace" in str(found.difference)
+
+
 def test_a_run_with_children_is_replayed_with_what_came_of_them_and_so_are_they(store, trips):
     store.agent("party").run(trips.party, ["TP1", "TP1234"])
     names = [("party", None), ("party/TP1", None), ("party/TP1234", None)]
@@ -159,7 +192,7 @@ def test_a_run_with_children_is_replayed_with_what_came_of_them_and_so_are_they(
     assert found[0].compared == 3
     assert found[2].error == "ValueError: over budget"
     store.map(trips.trip_price, ["TP1", "AB1"], name="many")
-    with pytest.raises(BadOption, match="is no run of many"):
+    with pytest.raises(BadOption, match="many has no runs"):
         store.replay("many", program=PROGRAM)
 
 

@@ -318,6 +318,8 @@ def test_the_verbs_say_what_they_found_and_end_with_their_codes(store, trips, tm
     assert both["schema"] == "holdfast.replay/1"
     assert {one["agent"]: one["same"] for one in both["executions"]} == {"trip": True, "clock": False}
     assert {one["difference"]["kind"] for one in both["executions"] if one["difference"]} == {"state"}
+    assert said("replay", "trip", "--check", "budget >= 500", code=1)["executions"][0]["same"]
+    assert said("replay", "trip", "--check", "budget >= 0", code=0)["executions"][0]["check"]
     many = said("what-if", "trip", "--result", "trip_price=[100, 900]", "--each", code=0)
     assert [one["name"] for one in many["variations"]] == ["trip_price = 100", "trip_price = 900"]
     assert [one["status"] for one in many["variations"]] == ["stopped", "failed"]

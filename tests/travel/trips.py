@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import socket
@@ -146,10 +147,33 @@ def moody(agent, way):
         (agent.workspace / "kept.txt").write_text((agent.workspace / "old.txt").read_text() + " and new")
         agent.checkpoint("drawn")
         agent.state["seen"] = sorted(one.read_text() for one in agent.workspace.iterdir())
+    elif way == "relative":
+        agent.state["old"] = Path("tree", "old.txt").read_text()
     elif way == "scratch":
         Path("note.txt").write_text("mine")
         agent.state["note"] = Path("note.txt").read_text()
     agent.checkpoint("ended")
+
+
+@holdfast.durable
+def busy(agent, way):
+    agent.state["n"] = 0
+    agent.checkpoint("one")
+    if way == "tag":
+        agent.tag("named")
+        agent.untag("named")
+    elif way == "branch":
+        agent.branch("aside")
+    elif way == "logs":
+        logger = logging.getLogger("busy")
+        logger.addHandler(handler := agent.log_handler())
+        logger.error("something is wrong")
+        logger.removeHandler(handler)
+        agent.metrics()(queue=3)
+    agent.state["n"] = 1
+    agent.checkpoint("two")
+    if way == "back":
+        agent.rollback("one")
 
 
 @holdfast.durable

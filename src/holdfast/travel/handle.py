@@ -69,6 +69,8 @@ class Agent(Questions, below.Agent):
             ``workspace``: a directory of its own, which is not there yet: it gets the files of that checkpoint.
             """
 
+    _in_memory = False  # whether nothing of it is ever saved
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         with suppress(HoldfastError):  # what is marked may be damaged, and the state is not

@@ -101,7 +101,9 @@ class Lines:
     def add(self, level: str, logger: str, text: str, *, asked: bool) -> None:
         """Append a line. What fails is let go: a log must not stop a program."""
         writer = self._agent._writer
-        head = writer.head_id.hex() if writer is not None and writer.head_id else ""
+        if writer is None:  # an execution again: what it says was said before
+            return
+        head = writer.head_id.hex() if writer.head_id else ""
         line = {"at": time(), "level": level, "logger": logger, "text": text, "checkpoint": head, "asked": asked}
         data = json.dumps(line, ensure_ascii=True).encode() + b"\n"
         with suppress(OSError), self._lock:
@@ -134,7 +136,7 @@ class Asking:
     """Asks an agent for a checkpoint, not too often. For any thread."""
 
     def __init__(self, agent: Agent, trigger: str, total: int) -> None:
-        if agent._writer is None:
+        if agent._writer is None and not agent._in_memory:
             raise BadOption("a handle that only reads takes no checkpoints", hint="Open it without readonly=True.")
         self.asked = 0
         """How often it has asked."""

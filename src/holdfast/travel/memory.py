@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from holdfast.agent import history as stored
 from holdfast.agent.checkpoint import Checkpoint
@@ -105,6 +105,8 @@ class MemoryHost(AgentHost):
 class MemoryAgent(Agent):
     """An agent whose state is a copy in memory: it can be changed, and is never saved."""
 
+    _in_memory = True
+
     def __init__(self, view: View, start: Point) -> None:
         self._start = start
         self._last_sections: dict[str, Any] | None = None  # the sections at the newest checkpoint that was passed
@@ -177,6 +179,30 @@ class MemoryAgent(Agent):
     def watch(self, path: str, when: str | None = None, **_: Any) -> Watchpoint:
         """As ever, but that nothing is done where it is met."""
         return super().watch(path, when)
+
+    def tag(self, name: str, at: str | Checkpoint | None = None) -> None:
+        """Nothing: names are no part of a run's way."""
+
+    def untag(self, name: str) -> None:
+        """As tag()."""
+
+    def branch(self, name: str, at: Any = None, **_: Any) -> Agent:  # noqa: ARG002 - as in Agent
+        """It is not made, and what the program would do on it cannot be seen."""
+        self._away(f"begin the branch {name!r}")
+
+    def rollback(self, revision: str | Checkpoint, **_: Any) -> Checkpoint:
+        """Ends the execution, as it did then."""
+        self._away(f"go back to {getattr(revision, 'label', '') or revision}", ends=True)
+
+    async def arollback(self, revision: str | Checkpoint, **_: Any) -> Checkpoint:
+        """As rollback()."""
+        return self.rollback(revision)
+
+    def _away(self, what: str, *, ends: bool = False) -> NoReturn:
+        """The program does what cannot be done here: the execution ends."""
+        if (lane := self._lane()) is not None:
+            lane.scope.away(lane.path, what, ends=ends)
+        raise Blocked(f"it would {what}, which no replay does")
 
     def _find(self, revision: str | Checkpoint | None) -> Point:
         return super()._find(revision) if revision is not None else self._host.base or self._start

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.agent.changes import diff
@@ -84,7 +85,7 @@ def recorded(view: View, which: str | Checkpoint | None) -> History:
     id = _named(view, which, [one.run for _, one in begins], entries) if begins else ""
     number, begin = next((pair for pair in reversed(begins) if pair[1].run == id), (0, None))
     if not begins:
-        hint = "Only durable functions can be executed again: see `holdfast run`."
+        hint = "Only durable functions can be executed again. Batches have no state that could be compared."
         raise BadOption(f"{view.name} has no runs", hint=hint)
     if begin is None:
         hint = f"See `{command('runs', view.name)}`. Batches have no state and no order that could be compared."
@@ -291,6 +292,12 @@ class Replaying(Run):
         self.found.status = f"recorded up to {path}: {actual}"
         self.halt("")
 
+    def away(self, path: str, what: str, *, ends: bool) -> None:
+        """The program does what cannot be done here. ``ends``: with it an execution ends, and so may the record."""
+        if ends and self.recording.end is None and not self.replaying and not self._saves:
+            self._ended(path, what)
+        self.halt(f"it would {what} at {caller()}, which no replay does")
+
     def _part(self, path: str) -> None:
         """From here on nobody waits for what is recorded: the ways have parted."""
         gone = [one for one in self._waiting.values() if one.outcome is not None or one.cancelled]
@@ -466,7 +473,14 @@ class Replaying(Run):
                 if is_own(trace.tb_frame.f_code.co_filename):
                     line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
                 trace = trace.tb_next
-            self.found.difference = Difference(kind, "", expected, actual, line, [], self._number)
+            self.found.difference = Difference(kind, "", expected, actual, line, self._astray(error), self._number)
+
+    def _astray(self, error: BaseException) -> list[str]:
+        """What to say where a path led nowhere only because the execution has a directory of its own."""
+        name = error.filename if isinstance(error, FileNotFoundError) else None
+        if not isinstance(name, str) or Path(name).is_absolute() or self.handle.workspace is None:
+            return []
+        return [f"{name} is relative, and a replay has a directory of its own: agent.workspace is where the files are"]
 
     def _reached(self) -> None:
         """Whether all that is recorded was come by."""
