@@ -44,6 +44,19 @@ def back(times: str) -> None:
     sys.exit(7)
 
 
+def held_back(folder: str) -> None:
+    """Files with text that is not written yet, before a block that flushes them and goes back."""
+    with Path(folder, "text").open("w") as text, Path(folder, "raw").open("w+b") as raw:
+        text.write("pay 100\n")
+        raw.write(b"pay 100\n")
+        with holdfast.fork_point() as point:
+            if not point.returned:
+                text.flush()
+                raw.flush()
+                point.rollback("again")
+        text.write("done\n")
+
+
 def leave(how: str) -> None:
     """Leave a block without going back: the process is the same, and nothing is left."""
     before = os.getpid(), threading.active_count()
