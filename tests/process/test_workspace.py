@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -556,12 +557,14 @@ def test_what_could_not_be_put_back_is_not_saved_in_its_place(store_path, repo, 
         agent.checkpoint("two")
 
         def full(*args, **options):
-            raise DiskFull("no room")
+            raise OSError(errno.ENOSPC, "no room")
 
         with monkeypatch.context() as broken:
-            broken.setattr(restore, "restore", full)
-            with pytest.raises(DiskFull):
+            broken.setattr(restore, "_write", full)
+            with pytest.raises(DiskFull, match="they are as they were, and coder is at its checkpoint") as raised:
                 agent.rollback("one")
+            assert "nothing was changed" not in str(raised.value)
+            assert agent.head.label == "one"
             assert store.workspaces()[0].half_way
             with pytest.raises(DiskFull):
                 agent.checkpoint("three")

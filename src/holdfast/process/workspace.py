@@ -29,7 +29,7 @@ from holdfast.agent.layers import FILES, MARKED, Looked
 from holdfast.codec.diff import tree_hunks
 from holdfast.codec.tree import Tree as Told
 from holdfast.codec.values import decode, encode
-from holdfast.errors import BadOption, HoldfastError, WorkspaceBlocked
+from holdfast.errors import BadOption, DiskFull, HoldfastError, WorkspaceBlocked
 from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
 from holdfast.process.chunks import Incoming, drain
@@ -413,9 +413,16 @@ class Return:
         workspace, agent = self._workspace, self._workspace._agent
         packs, view = agent._db.packs, agent._db.view
         workspace.returning = self
-        done = restore.restore(
-            workspace.path, self.differences, lambda names: packs.read(view, names), leaving_links=self._trusted
-        )
+        try:
+            done = restore.restore(
+                workspace.path, self.differences, lambda names: packs.read(view, names), leaving_links=self._trusted
+            )
+        except DiskFull as error:  # the state has moved
+            raise DiskFull(
+                f"there is no room to put files back in {workspace.path}: they are as they were,"
+                f" and {agent.name} is at its checkpoint already",
+                hint="Free some room. The files follow with the next checkpoint, or when the agent is opened again.",
+            ) from error
         agent._db.change(lambda change: claim(change, agent._branch, Claim(str(workspace.path), socket.gethostname())))
         workspace.returning = None
         if done.blocked:
