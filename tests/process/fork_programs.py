@@ -44,6 +44,21 @@ def back(times: str) -> None:
     sys.exit(7)
 
 
+def exploring_links(folder: str) -> None:
+    """A candidate writes by way of an absolute link into the workspace; another ends at once."""
+    Path(folder, "current").symlink_to(Path(folder, "releases", "1"))
+
+    def attempt(what: str, path: Path) -> str:
+        if what == "end":
+            os._exit(3)
+        (path / "current" / "app.py").write_text("changed here")
+        return (path / "releases" / "1" / "app.py").read_text()
+
+    wrote, ended = holdfast.explore(["write", "end"], attempt, workspace=folder, at_once=1)
+    say(wrote.value)
+    say(ended.error.reason, ended.error.message)  # type: ignore[union-attr]
+
+
 def held_back(folder: str) -> None:
     """Files with text that is not written yet, before a block that flushes them and goes back."""
     with Path(folder, "text").open("w") as text, Path(folder, "raw").open("w+b") as raw:
