@@ -953,6 +953,26 @@ def test_who_loses_the_directory_to_another_agent_is_told(store_path, repo, capl
         assert "was the workspace of reviewer@main" in caplog.text
 
 
+def test_no_workspace_lies_in_another_or_is_a_store_or_everything(store_path, repo, tmp_path):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        with pytest.raises(BadOption, match=r"lies in .*repo, the workspace of coder@main"):
+            agent.branch("try", workspace=repo / "try")
+        assert not (repo / "try").exists()
+        assert list(agent.branches()) == ["main"]
+        for place, why in (
+            (repo / "src", "lies in"), (tmp_path, "holds .*repo"), ("/", "whole file system"), (store_path, "store"),
+            (store_path / "packs", "store"),
+        ):  # fmt: skip
+            with pytest.raises(BadOption, match=why):
+                store.agent("other", workspace=place)
+        (repo.parent / "repository").mkdir()
+        assert store.agent("other", workspace=repo.parent / "repository").workspace == repo.parent / "repository"
+    with holdfast.open(store_path) as store:  # its own can move inwards
+        assert store.agent("coder", workspace=repo / "src").workspace == repo / "src"
+
+
 @pytest.mark.parametrize("way", ["rollback", "undo", "carried", "undone", "exported"])
 def test_so_may_none_that_came_along_in_a_checkpoint_of_ones_own(store_path, repo, tmp_path, way):
     (repo / "out").symlink_to("/etc")
