@@ -52,6 +52,7 @@ from holdfast.process.trees import (
     shown,
 )
 from holdfast.store.changes import NewPack
+from holdfast.store.files import in_store
 from holdfast.store.rows import body_bytes, malformed, read_body
 from holdfast.store.sqlite import Sqlite
 
@@ -499,10 +500,18 @@ def remembered(agent: Agent) -> Path | None:
     return path
 
 
+def inner_path(agent: Agent, path: str) -> str:
+    """A path as a tree has it: relative to the workspace, also where somebody wrote ./a, or all of it."""
+    known, path = claim_of(agent), os.path.normpath(path)
+    return path.removeprefix(os.path.join(known.path, "")) if known is not None else path
+
+
 def content_of(agent: Agent, point: Point, path: str) -> bytes:
     """The content of one file of a checkpoint; a link's is its target."""
-    entry = tree_of(agent, point).get(os.fsencode(path))
-    if entry is None or entry.content is None:
+    entry = tree_of(agent, point).get(os.fsencode(inner_path(agent, path)))
+    if entry is not None and entry.content is None:
+        raise BadOption(f"{path!r} is a directory", hint="See agent.files(), or `holdfast show --files`.")
+    if entry is None:
         raise BadOption(
             f"checkpoint {point.id.hex()[:12]} has no file {path!r}",
             hint="See agent.files(), or `holdfast show --files`.",
@@ -564,6 +573,27 @@ def _side(agent: Agent, workspace: Workspace | None, one: Checkpoint | None) -> 
     return _Side(state.section(FILES), state.fetch, _reading(agent))
 
 
+def check_place(agent: Agent, root: str | os.PathLike[str], branch: str = "") -> None:
+    """Raise where a directory can be no workspace. Of one in another's, that one's rollback would take files away.
+
+    ``branch``: the one of this agent that is to have it, and may have had another.
+    """
+    path = Path(os.path.realpath(root))
+    if path == path.parent or in_store(path):
+        what = "the whole file system" if path == path.parent else "a Holdfast store, or lies in one"
+        raise BadOption(f"{path} is {what}, and so no workspace", hint="Choose a directory of its own.")
+    for one in infos(agent._db.view):
+        other = Path(one.path)
+        if (one.agent, one.branch) == (agent.name, branch) or one.host != socket.gethostname() or not other.is_dir():
+            continue
+        if other in path.parents or path in other.parents:
+            how = "lies in" if other in path.parents else "holds"
+            raise BadOption(
+                f"{path} {how} {other}, the workspace of {one.agent}@{one.branch}: each would change the other's files",
+                hint="Choose a directory beside it.",
+            )
+
+
 def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = ()) -> Workspace:
     """Let an agent have a directory. What is there stays, and goes into the next checkpoint."""
     made = Workspace(agent, root, ignore)
@@ -573,6 +603,8 @@ def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = (
     known, this = claims(db.view), Claim(str(made.path), socket.gethostname())
     others = [name for name, one in known.items() if one[:2] == this[:2] and name != mine]
     there = known.get(mine)
+    if there is None or there[:2] != this[:2]:
+        check_place(agent, made.path, agent.branch_name)
     returning = there is not None and bool(there.to) and there[:2] == this[:2]
     if any(known[name].to for name in others) or (restore.halfway(made.path) and not returning):
         raise BadOption(
