@@ -776,7 +776,7 @@ class StoreReadOnly(Unavailable):
 
 
 class DiskFull(Unavailable):
-    """No room on the disk. Nothing was changed; it works again when there is room."""
+    """No room on the disk. Nothing is half-written; it works again when there is room."""
 
     kind = "disk-full"
 

@@ -36,6 +36,9 @@ def test_shows_files_and_what_differs(cli, repo):
     every = json.loads(cli("show", "coder", "--files", "--json").out)["files"]
     assert [one["path"] for one in every] == ["app.py", "new", "raw"]
     assert cli("show", "coder", "--file", "raw", "--json").json["content"] == "\\xff\0"
+    for spelling in ("./app.py", "raw/../app.py", repo / "app.py"):
+        assert cli("show", "coder", "--file", str(spelling)).out == "one\nthree\n"
+        assert cli("show", "coder", "--file", str(spelling), "--json").json["files"][0]["path"] == "app.py"
     ended = cli("show", "coder", "--file", "nothing")
     assert (ended.code, "no file" in ended.err) == (2, True)
     shown = cli("diff", "coder@one", "coder").out
@@ -80,6 +83,16 @@ def test_an_undo_lists_the_files_that_it_takes_back(cli, repo):
     assert "~ app.py: changed" in said
     assert "- mine: removed" in said
     assert "+ mine: added" in cli("undo", "coder", "--redo").out
+
+
+def test_a_directory_is_no_file_and_is_called_one(cli, store_path, repo):
+    (repo / "tests").mkdir()
+    (repo / "tests" / "a").write_text("a")
+    with holdfast.open(store_path) as store:
+        store.agent("coder").checkpoint("three")
+    ended = cli("show", "coder", "--file", "tests")
+    assert (ended.code, "is a directory" in ended.err) == (2, True)
+    assert cli("show", "coder", "--file", "tests/a").out == "a"
 
 
 def test_every_verb_says_that_a_directory_is_half_way(cli, store_path, repo, monkeypatch):

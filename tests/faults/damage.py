@@ -132,7 +132,9 @@ def poke(path: Path, place: int, data: bytes) -> None:
 
 
 def files_of(path: Path) -> list[str]:
-    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    """Those that hold something of the store: what tells git to leave it alone does not."""
+    files = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    return sorted(name for name in files if name != ".gitignore")
 
 
 def kind_of(name: str) -> str:

@@ -46,6 +46,34 @@ def back(times: str) -> None:
     sys.exit(7)
 
 
+def exploring_links(folder: str) -> None:
+    """A candidate writes by way of an absolute link into the workspace; another ends at once."""
+    Path(folder, "current").symlink_to(Path(folder, "releases", "1"))
+
+    def attempt(what: str, path: Path) -> str:
+        if what == "end":
+            os._exit(3)
+        (path / "current" / "app.py").write_text("changed here")
+        return (path / "releases" / "1" / "app.py").read_text()
+
+    wrote, ended = holdfast.explore(["write", "end"], attempt, workspace=folder, at_once=1)
+    say(wrote.value)
+    say(ended.error.reason, ended.error.message)  # type: ignore[union-attr]
+
+
+def held_back(folder: str) -> None:
+    """Files with text that is not written yet, before a block that flushes them and goes back."""
+    with Path(folder, "text").open("w") as text, Path(folder, "raw").open("w+b") as raw:
+        text.write("pay 100\n")
+        raw.write(b"pay 100\n")
+        with holdfast.fork_point() as point:
+            if not point.returned:
+                text.flush()
+                raw.flush()
+                point.rollback("again")
+        text.write("done\n")
+
+
 def leave(how: str) -> None:
     """Leave a block without going back: the process is the same, and nothing is left."""
     before = os.getpid(), threading.active_count()

@@ -48,6 +48,18 @@ def test_a_candidate_cannot_read_from_the_terminal_and_does_not_hang_there():
     assert (program.returncode, said.split("\n")[0]) == (0, "raised OSError for the program")
 
 
+def test_a_link_into_the_workspace_leads_into_the_copy_and_an_early_end_is_told(tmp_path):
+    work = tmp_path / "work"
+    (work / "releases" / "1").mkdir(parents=True)
+    (work / "releases" / "1" / "app.py").write_text("as it was")
+    assert run("exploring_links", work, environment={"TMPDIR": str(tmp_path)}) == [
+        "changed here",
+        "died candidate 1 ended with 3",
+    ]
+    assert (work / "releases" / "1" / "app.py").read_text() == "as it was"
+    assert (work / "current").readlink() == work / "releases" / "1"
+
+
 @pytest.mark.parametrize("options", [{"at_once": 0}, {"limit_s": float("nan")}, {"memory_bytes": -1}])
 def test_limits_that_make_no_sense_are_refused(options):
     with pytest.raises(BadOption):

@@ -60,6 +60,12 @@ def signalled():
                     os.kill(one, signal.SIGKILL)
 
 
+def test_what_files_held_back_is_written_once(tmp_path):
+    run("held_back", tmp_path)
+    assert (tmp_path / "text").read_text() == "pay 100\ndone\n"
+    assert (tmp_path / "raw").read_bytes() == b"pay 100\n"
+
+
 def test_memory_is_as_it_was_and_the_value_comes_along():
     *said, last = run("back", 3, code=7)
     assert [json.loads(line) for line in said] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -583,12 +584,14 @@ def test_what_could_not_be_put_back_is_not_saved_in_its_place(store_path, repo, 
         agent.checkpoint("two")
 
         def full(*args, **options):
-            raise DiskFull("no room")
+            raise OSError(errno.ENOSPC, "no room")
 
         with monkeypatch.context() as broken:
-            broken.setattr(restore, "restore", full)
-            with pytest.raises(DiskFull):
+            broken.setattr(restore, "_write", full)
+            with pytest.raises(DiskFull, match="they are as they were, and coder is at its checkpoint") as raised:
                 agent.rollback("one")
+            assert "nothing was changed" not in str(raised.value)
+            assert agent.head.label == "one"
             assert store.workspaces()[0].half_way
             with pytest.raises(DiskFull):
                 agent.checkpoint("three")
@@ -975,6 +978,26 @@ def test_who_loses_the_directory_to_another_agent_is_told(store_path, repo, capl
     with holdfast.open(store_path) as store:
         assert store.agent("coder", workspace=repo).workspace == repo
         assert "was the workspace of reviewer@main" in caplog.text
+
+
+def test_no_workspace_lies_in_another_or_is_a_store_or_everything(store_path, repo, tmp_path):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        with pytest.raises(BadOption, match=r"lies in .*repo, the workspace of coder@main"):
+            agent.branch("try", workspace=repo / "try")
+        assert not (repo / "try").exists()
+        assert list(agent.branches()) == ["main"]
+        for place, why in (
+            (repo / "src", "lies in"), (tmp_path, "holds .*repo"), ("/", "whole file system"), (store_path, "store"),
+            (store_path / "packs", "store"),
+        ):  # fmt: skip
+            with pytest.raises(BadOption, match=why):
+                store.agent("other", workspace=place)
+        (repo.parent / "repository").mkdir()
+        assert store.agent("other", workspace=repo.parent / "repository").workspace == repo.parent / "repository"
+    with holdfast.open(store_path) as store:  # its own can move inwards
+        assert store.agent("coder", workspace=repo / "src").workspace == repo / "src"
 
 
 @pytest.mark.parametrize("way", ["rollback", "undo", "carried", "undone", "exported"])

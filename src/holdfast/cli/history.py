@@ -346,7 +346,10 @@ def _files(session: Session, agent: Agent, checkpoint: Checkpoint, file: str | N
     if file is not None and not json:
         session.out.data(agent.read_file(file, checkpoint))
         return 0
-    found = [one for one in agent.files(checkpoint) if file is None or one.path == file]
+    from holdfast.process import inner_path  # few agents have one
+
+    inner = inner_path(agent, file) if file is not None else None
+    found = [one for one in agent.files(checkpoint) if inner is None or one.path == inner]
     if json:
         told = {} if file is None else {"content": agent.read_file(file, checkpoint).decode(errors="backslashreplace")}
         return session.json(

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from holdfast.process.images import Frozen, name_of
     from holdfast.process.migration import Migrated
     from holdfast.process.thaw import Thawed, wait
+    from holdfast.process.workspace import inner_path
 
-__all__ = ["Frozen", "Migrated", "Thawed", "name_of", "probe", "wait"]
+__all__ = ["Frozen", "Migrated", "Thawed", "inner_path", "name_of", "probe", "wait"]
 
 _HOMES = {
     "Frozen": "holdfast.process.images",
     "Migrated": "holdfast.process.migration",
     "Thawed": "holdfast.process.thaw",
+    "inner_path": "holdfast.process.workspace",
     "name_of": "holdfast.process.images",
     "probe": "holdfast.process.criu",
     "wait": "holdfast.process.thaw",

@@ -153,6 +153,7 @@ def explore(
                 folder = room / str(one.number) if room is not None else None
                 if folder is not None and workspace is not None:
                     shutil.copytree(workspace, folder, symlinks=True, ignore=_left_out)
+                    _turn_links(Path(workspace), folder)
                 running.append(_Copy(one, function, folder, limit_s, memory_bytes))
             for copy in _ended(running):
                 running.remove(copy)
@@ -166,6 +167,19 @@ def explore(
         if room is not None:
             shutil.rmtree(room, ignore_errors=True)
     return Explored(tried, key)
+
+
+def _turn_links(workspace: Path, folder: Path) -> None:
+    """In a copy, let links that name a place in the workspace lead to the same place in the copy."""
+    homes = {os.path.abspath(workspace), os.path.realpath(workspace)}
+    for above, folders, files in os.walk(folder):
+        for path in [Path(above, name) for name in (*folders, *files)]:
+            target = os.readlink(path) if path.is_symlink() else ""
+            for home in homes:
+                if target == home or target.startswith(home + os.sep):
+                    path.unlink()
+                    path.symlink_to(f"{folder}{target[len(home) :]}")
+                    break
 
 
 def _left_out(folder: str, names: list[str]) -> list[str]:
@@ -272,7 +286,9 @@ class _Copy:
                 tried.error = self._failed("died", f"said what is no value ({error})")
             return
         kind, text = _said(bytes(self._data[_SIZE.size :]))
-        if code == _OUT_OF_MEMORY:
+        if code > 0 and len(self._data) < _SIZE.size:
+            tried.error = self._failed("died", f"ended with {code}")  # by itself, whatever that number means here
+        elif code == _OUT_OF_MEMORY:
             allowed = f"{self._memory_bytes:,} bytes" if self._memory_bytes is not None else "the machine has"
             tried.error = self._failed("memory", f"needed more memory than {allowed}")
         elif code == _NO_VALUE:

@@ -9,8 +9,12 @@ terminal's processes does not end it.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import gc
+import io
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.errors import ForkRefused
+from holdfast.process.image import store_of
 from holdfast.store import copies, processes
 
 OWN = "holdfast-"
@@ -130,14 +135,17 @@ def _memory() -> tuple[int, int]:
 # -- making one -------------------------------------------------------------------------------------------------------
 
 
-def copy() -> int:
+def copy(*, goes_on: bool = True) -> int:
     """Fork. Gives the copy's process number, and 0 in the copy, where signals are blocked.
 
-    Raises where commits could not be brought to rest. The caller has asked ``refuse``.
+    ``goes_on``: other people's code goes on in the copy, with the files that it has open. Raises where commits could
+    not be brought to rest. The caller has asked ``refuse``.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()  # what is in there would be written by both
+    if goes_on:
+        _flush_files()
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
     pid = -1
@@ -163,6 +171,25 @@ def copy() -> int:
             hint="Try again when whoever writes the store is done.",
         )
     return pid
+
+
+def _flush_files() -> None:
+    """Write out what regular files hold back that are open for writing: both would write it. A pipe might not take it.
+
+    All objects are looked at only if there is such a file: that takes some hundred milliseconds for a million of them.
+    """
+    files = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            written = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY and fd > 2
+            if written and stat.S_ISREG(os.fstat(fd).st_mode):
+                files.add(fd)
+    files = {fd for fd in files if store_of(Path(os.readlink(f"/proc/self/fd/{fd}"))) is None}
+    kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
+    for one in [one for one in gc.get_objects() if type(one) in kinds] if files else ():
+        with suppress(Exception):  # closed, taken apart, or no room: whoever writes next is told
+            if one.fileno() in files:
+                one.flush()
 
 
 masks: list[set[signal.Signals | int]] = []

@@ -29,7 +29,7 @@ from holdfast.agent.layers import FILES, MARKED, Looked
 from holdfast.codec.diff import tree_hunks
 from holdfast.codec.tree import Tree as Told
 from holdfast.codec.values import decode, encode
-from holdfast.errors import BadOption, HoldfastError, WorkspaceBlocked
+from holdfast.errors import BadOption, DiskFull, HoldfastError, WorkspaceBlocked
 from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
 from holdfast.process.chunks import Incoming, drain
@@ -53,6 +53,7 @@ from holdfast.process.trees import (
     shown,
 )
 from holdfast.store.changes import NewPack
+from holdfast.store.files import in_store
 from holdfast.store.rows import body_bytes, malformed, read_body
 from holdfast.store.sqlite import Sqlite
 
@@ -405,9 +406,16 @@ class Return:
         workspace, agent = self._workspace, self._workspace._agent
         packs, view = agent._db.packs, agent._db.view
         workspace.returning = self
-        done = restore.restore(
-            workspace.path, self.differences, lambda names: packs.read(view, names), leaving_links=self._trusted
-        )
+        try:
+            done = restore.restore(
+                workspace.path, self.differences, lambda names: packs.read(view, names), leaving_links=self._trusted
+            )
+        except DiskFull as error:  # the state has moved
+            raise DiskFull(
+                f"there is no room to put files back in {workspace.path}: they are as they were,"
+                f" and {agent.name} is at its checkpoint already",
+                hint="Free some room. The files follow with the next checkpoint, or when the agent is opened again.",
+            ) from error
         agent._db.change(lambda change: claim(change, agent._branch, Claim(str(workspace.path), socket.gethostname())))
         workspace.returning = None
         if done.blocked:
@@ -484,10 +492,18 @@ def remembered(agent: Agent) -> Path | None:
     return path
 
 
+def inner_path(agent: Agent, path: str) -> str:
+    """A path as a tree has it: relative to the workspace, also where somebody wrote ./a, or all of it."""
+    known, path = claim_of(agent), os.path.normpath(path)
+    return path.removeprefix(os.path.join(known.path, "")) if known is not None else path
+
+
 def content_of(agent: Agent, point: Point, path: str) -> bytes:
     """The content of one file of a checkpoint; a link's is its target."""
-    entry = tree_of(agent, point).get(os.fsencode(path))
-    if entry is None or entry.content is None:
+    entry = tree_of(agent, point).get(os.fsencode(inner_path(agent, path)))
+    if entry is not None and entry.content is None:
+        raise BadOption(f"{path!r} is a directory", hint="See agent.files(), or `holdfast show --files`.")
+    if entry is None:
         raise BadOption(
             f"checkpoint {point.id.hex()[:12]} has no file {path!r}",
             hint="See agent.files(), or `holdfast show --files`.",
@@ -549,6 +565,27 @@ def _side(agent: Agent, workspace: Workspace | None, one: Checkpoint | None) -> 
     return _Side(state.section(FILES), state.fetch, _reading(agent))
 
 
+def check_place(agent: Agent, root: str | os.PathLike[str], branch: str = "") -> None:
+    """Raise where a directory can be no workspace. Of one in another's, that one's rollback would take files away.
+
+    ``branch``: the one of this agent that is to have it, and may have had another.
+    """
+    path = Path(os.path.realpath(root))
+    if path == path.parent or in_store(path):
+        what = "the whole file system" if path == path.parent else "a Holdfast store, or lies in one"
+        raise BadOption(f"{path} is {what}, and so no workspace", hint="Choose a directory of its own.")
+    for one in infos(agent._db.view):
+        other = Path(one.path)
+        if (one.agent, one.branch) == (agent.name, branch) or one.host != socket.gethostname() or not other.is_dir():
+            continue
+        if other in path.parents or path in other.parents:
+            how = "lies in" if other in path.parents else "holds"
+            raise BadOption(
+                f"{path} {how} {other}, the workspace of {one.agent}@{one.branch}: each would change the other's files",
+                hint="Choose a directory beside it.",
+            )
+
+
 def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = ()) -> Workspace:
     """Let an agent have a directory. What is there stays, and goes into the next checkpoint."""
     made = Workspace(agent, root, ignore)
@@ -558,6 +595,8 @@ def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = (
     known, this = claims(db.view), Claim(str(made.path), socket.gethostname())
     others = [name for name, one in known.items() if one[:2] == this[:2] and name != mine]
     there = known.get(mine)
+    if there is None or there[:2] != this[:2]:
+        check_place(agent, made.path, agent.branch_name)
     returning = there is not None and bool(there.to) and there[:2] == this[:2]
     if any(known[name].to for name in others) or (restore.halfway(made.path) and not returning):
         raise BadOption(

@@ -137,7 +137,7 @@ def _begin(
         before = document.told.stored
         inner, outer = os.pipe()
         try:
-            pid = fork.copy()
+            pid = fork.copy(goes_on=False)
         except BaseException:
             os.close(inner)
             os.close(outer)

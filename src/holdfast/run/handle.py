@@ -563,6 +563,9 @@ class Agent(Environment, SafePoints, below.Agent):
             return cast("Agent", super().branch(name, at))  # the store makes these
         if at is None and self.dirty:
             self.checkpoint(f"before branch {name}")
+        from holdfast.process.workspace import check_place
+
+        check_place(self, workspace)
         copy = self.export_workspace(at, workspace)
         try:
             made = cast("Agent", super().branch(name, at))
