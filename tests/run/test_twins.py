@@ -19,7 +19,7 @@ from tests.run import working
 
 # What returns when something is durable, when somebody else has done something, or when user code has.
 WAITS = {
-    holdfast.Store: "adopt agent cancel drop_signal flush map signal submit",
+    holdfast.Store: "adopt agent cancel drop_signal flush map resume signal submit",
     holdfast.Agent: "accept cancel checkpoint export_workspace flush fork gate redo resolve restore_workspace resume"
     " rollback run spawn step submit undo",
     Submitted: "cancel result",
@@ -35,7 +35,7 @@ OTHERS = {
     holdfast.Store: "agents branch close copy costs due effects export import_bundle mark move open_runs policies pull"
     " push backup verify_restore queues remove resolve retain runs schedules set_policy set_queue signals stats tag"
     " tier untag verify worker workspaces freeze thaw migrate diff explain keep minimise moments replay validate"
-    " what_if acting_as last_verified updated writers",
+    " what_if acting_as last_verified updated workers writers",
     holdfast.Agent: "abandoned at atomic branch branches changes close context crashes declare_modes diff effects"
     " events files generator info log mark now phase plan_fork plan_rollback random read_file refresh resource runs"
     " secret stack_at tag"

@@ -579,6 +579,7 @@ class Store(below.Store):
             return await batch.later()
 
     aagent, asubmit, acancel = twin(agent, Long), twin(submit, Long), twin(cancel, Long)
+    aresume = twin(resume)
     asignal, adrop_signal, aadopt, aflush = twin(signal), twin(drop_signal), twin(adopt), twin(below.Store.flush)
 
     @contextmanager
