@@ -73,7 +73,7 @@ def test_an_update_while_a_run_is_at_work_is_refused_or_waits(store_path, update
 
     with HoldfastSaver(store_path) as saver, ThreadPoolExecutor() as pool:
         graph = graph_of(second, saver)
-        run = pool.submit(graph.invoke, {"x": []}, THREAD)
+        run = pool.submit(graph.invoke, {"x": []}, THREAD, durability="sync")  # so that what comes next is stored
         assert begun.wait(GUARD_S)
         for as_node in ("second", "first", "__end__"):
             with pytest.raises(AgentBusy, match="at work"):
