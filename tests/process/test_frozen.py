@@ -22,7 +22,15 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.errors import HoldfastError, NotAnImage, NotEncrypted, NotFrozen, NotThawed, UntrustedImage
+from holdfast.errors import (
+    HoldfastError,
+    NotAnImage,
+    NotEncrypted,
+    NotFrozen,
+    NotThawed,
+    RollbackBlocked,
+    UntrustedImage,
+)
 from tests.process.programs import AGENT, COUNTER, SERVER, Program, until
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
@@ -327,6 +335,45 @@ def test_an_agent_comes_back_with_its_store_and_what_it_did_since_is_undone(tmp_
         assert opened.verify().ok
         labels = [one.label for one in opened.agent("clerk", readonly=True).log()]
         assert labels.count(f"booked {at + 1}") == 1
+
+
+@pytest.mark.parametrize("sends", ["the same", "another"])
+def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_path, sends):
+    """It answers the process that comes back, as after any restart, or stops it if it asks for something else."""
+    text = AGENT.replace(', compensate=lambda effect: open("booked", "a").write(f"undone {effect.args[\'n\']}\\n")', "")
+    assert text != AGENT
+    if sends == "another":
+        text = text.replace("book(n)\n", "book(n + 1_000 * os.path.exists('other'))\n")
+    with Program(tmp_path / "clerk", text, store_path) as clerk:
+        clerk.passes(2)
+        store.freeze("clerk")
+        at = int(store.agent("clerk", readonly=True).at(f"id:{images_head(store, 'clerk')}").state["n"])
+        clerk.passes(at + 3)
+        clerk.kill()
+        booked = (clerk.folder / "booked").read_text()
+        with pytest.raises(RollbackBlocked):
+            store.thaw("clerk")
+        (clerk.folder / "count").unlink()
+        (clerk.folder / "other").touch()
+        for _ in range(2):  # the second time the agent stands where it should, and what was done still stands
+            store.thaw("clerk", accept=["book"])
+            if sends == "another":
+                until(lambda: "MaybeRepeated" in (clerk.folder / "output").read_text() or None)
+                assert (clerk.folder / "booked").read_text() == booked
+                return
+            last = len(booked.split("\n")) - 1
+            clerk.passes(last + 1)
+            for entry in Path("/proc").glob("[0-9]*/cwd"):
+                with suppress(OSError):
+                    if entry.readlink() == clerk.folder:
+                        os.kill(int(entry.parts[2]), signal.SIGKILL)
+                        ended(entry.parts[2])
+            booked = (clerk.folder / "booked").read_text()
+            lines = booked.split("\n")[:-1]
+            assert len(lines) == len(set(lines)), "nothing is booked twice"
+            (clerk.folder / "count").unlink()
+    with holdfast.open(store_path) as opened:
+        assert opened.verify().ok
 
 
 def images_head(store, name):

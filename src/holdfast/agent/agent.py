@@ -8,7 +8,7 @@ not be written is still in memory with all its changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -643,6 +643,11 @@ class Agent:
         source = history.source_of(self._db.now, point, self._newest)
         writer.start_from(point, source.since_base() if isinstance(source, history.Stored) else [], moved=self._branch)
         self._made = self._seen(point) if point is not None else None
+
+    def _go_back_for_thaw(self, revision: str, accept: Collection[str]) -> bool:  # noqa: ARG002 - as above
+        """Go back to where a saved process left this agent; whether anything had to be done."""
+        there = self.head is not None and self.head.id == self.at(revision).id
+        return not there and bool(self.rollback(revision))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -332,9 +332,6 @@ def _go_back(store: Store, description: Description, accept: tuple[str, ...]) ->
             told.append(f"{name} in {place} was left as it is: only {store.place} is open.")
             continue
         with closing(store.agent(name, branch=branch, create=False, when=None)) as handle:
-            now = handle.head
-            if head and (now is None or now.id != head):
-                options: dict[str, Any] = {"accept": accept} if accept else {}
-                handle.rollback(f"id:{head}", **options)
+            if head and handle._go_back_for_thaw(f"id:{head}", accept):
                 told.append(f"{name} went back to {head[:12]}.")
     return told

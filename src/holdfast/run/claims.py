@@ -12,7 +12,7 @@ that is stored: by a checkpoint of the agent, or however the framework stores it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -665,29 +665,54 @@ def adopt(run: Run, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any
     found = loop.kept(tool, mark, arguments, run.past.calls)
     if found is None or found.intent is None or found.outcome is None:
         return found  # one without an outcome is made again, with its key
-    old, outcome = found.intent, found.outcome
-    # With the number of the attempt that it was: a greater one would say that it was called again. Should the outcome
-    # of a transaction be lost some day, it is in doubt here, as a write.
+    intent, ended = _again(found, found.intent, run.run_id, path, run.agent.generation)
+    call = Call(run.run_id, path)
+    with run.lock:
+        number = run.ledger.append_both(intent, ended)
+        run.order.enter(path)
+    add_to(call, number - 1, intent)
+    add_to(call, number, ended(number - 1))
+    return call
+
+
+def leave(agent: Host, calls: Iterable[Call]) -> None:
+    """Let effects that a rollback has left standing be left for whoever goes on from its target: as if it had not been.
+
+    What is in doubt stays so.
+    """
+    for call in calls:
+        if call.intent is None:
+            continue
+        path = call.path if not call.run else f"@{agent.ledger.count}/0"
+        intent, ended = _again(call, call.intent, "", path, agent.generation)
+        if call.done is None and call.outcome is None:
+            agent.ledger.append(intent, flush=True)
+        else:
+            agent.ledger.append_both(intent, ended)
+
+
+def _again(
+    call: Call, old: rec.Intent, run: str, path: str, generation: int
+) -> tuple[rec.Intent, Callable[[int], rec.Done]]:
+    """The records that say once more, in another place, what is known of a call: its intent, and by its number the end.
+
+    With the number of the attempt that it was: a greater one would say that it was called again. Should the outcome of
+    a transaction be lost some day, it is in doubt here, as a write.
+    """
     kind = "write" if old.kind == "transaction" else old.kind
     intent = rec.Intent(
-        now_us(), run.run_id, path, old.tool, kind, old.args, old.fingerprint, old.key, old.attempt,
-        run.agent.generation,
-    )  # fmt: skip
-    how = outcome.how if isinstance(outcome, rec.Done) else "value"
-    fault = outcome.fault if isinstance(outcome, rec.Done) else None
-    call, done = Call(run.run_id, path), rec.Done(now_us(), run.run_id, path, how, fault=fault, started=old.at)
-    done.value = outcome.value
+        now_us(), run, path, old.tool, kind, old.args, old.fingerprint, old.key, old.attempt, generation
+    )
+    told = call.outcome or call.done
+    how, fault = (told.how, told.fault) if isinstance(told, rec.Done) else ("value", None)
+    done = rec.Done(now_us(), run, path, how, fault=fault, started=old.at)
+    done.value = told.value if told is not None else None
 
     def ended(number: int) -> rec.Done:
         done.of = number
         return done
 
-    with run.lock:
-        number = run.ledger.append_both(intent, ended)
-        run.order.enter(path)
-    add_to(call, number - 1, intent)
-    add_to(call, number, done)
-    return call
+    return intent, ended
 
 
 @contextmanager

@@ -23,17 +23,26 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.names import check_label
 from holdfast.agent.points import END
 from holdfast.codec.values import encode
-from holdfast.errors import AgentBusy, BadOption, InvariantViolated, ReadOnly, RunUnfinished, UnsavedChanges
+from holdfast.errors import (
+    AgentBusy,
+    BadOption,
+    InvariantViolated,
+    NotThawed,
+    ReadOnly,
+    RunUnfinished,
+    UnsavedChanges,
+)
 from holdfast.run import children, listing, runs
 from holdfast.run.callers import any_under_way
 from holdfast.run.children import Child
-from holdfast.run.claims import Loop, executing
+from holdfast.run.claims import Loop, executing, leave
 from holdfast.run.doubt import decide
 from holdfast.run.durables import Options, choose, configured, known, mark_of, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.environment import Environment
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
+from holdfast.run.past import LOST
 from holdfast.run.points import SafePoints
 from holdfast.run.queues import check_declared
 from holdfast.run.records import Record, Saved
@@ -612,6 +621,23 @@ class Agent(Environment, SafePoints, below.Agent):
         super()._retake(thawed=thawed)
         if (host := self._made_host()) is not None:
             host.retaken(thawed=thawed)
+
+    def _go_back_for_thaw(self, revision: str, accept: Collection[str]) -> bool:
+        plan = plan_rollback(self._host, revision, accept=accept, shown=False)
+        for one in plan.accepted:
+            if one.agent != self.name or one.effect.tool == LOST:
+                raise NotThawed(
+                    f"{one} would be left standing, and the process would not know of it: it could do it again",
+                    hint="Go back to the checkpoint with `holdfast rollback`, and start the program anew.",
+                )
+        if not plan.needed:
+            return False
+        plan.apply()
+        # The process goes on as if it had done none of this. What stands has to answer it, or to stop it.
+        known = position_of(plan.target)
+        standing = [one.traced for one in reversed(plan.accepted) if not one.traced.undone]
+        leave(self._host, [one.call for one in standing if one.number > known])
+        return True
 
     def _check_change(self) -> None:
         self._check_open()

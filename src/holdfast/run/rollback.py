@@ -104,6 +104,11 @@ class RollbackPlan:
     # -- what it says -----------------------------------------------------------------------------------
 
     @property
+    def needed(self) -> bool:
+        """Whether anything would change."""
+        return self._part.needed
+
+    @property
     def target(self) -> Any:
         """The checkpoint to go back to."""
         return self._part.target.checkpoint
