@@ -96,7 +96,8 @@ def test_two_stores_may_have_keys_of_their_own(cli, filled, tmp_path, monkeypatc
     dest = tmp_path / "dest"
     made = cli("push", str(dest), "--dest-key-file", str(key))
     assert made.code == 0
-    assert cli("push", str(dest)).code == 4
+    asked = cli("push", str(dest))
+    assert (asked.code, "--dest-key-file" in asked.err) == (4, True)
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
     assert cli("push", str(dest)).code == 4, "the source has no key"
     assert cli("push", str(dest), "--source-key-file", "none").code == 0

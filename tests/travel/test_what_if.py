@@ -84,6 +84,8 @@ def test_each_thing_that_can_be_different_shows_where_the_ways_part_and_what_cam
         ({"results": {"trip_price#1": 3}}, r"no tool or call 'trip_price#1'"),
         ({"results": {"7": 3}}, r"no tool or call '7'"),
         ({"allow": ["trip_bok"]}, r"no tool 'trip_bok'"),
+        ({"tools": {"trip_bok": f"{PROGRAM}:travel"}}, r"no tool 'trip_bok'"),
+        ({"tools": {"trip_price": f"{PROGRAM}:prise"}}, r"no function 'prise'"),
         ({"args": {"fligth": "TP1"}}, r"no argument 'fligth'"),
         ({"state": {"bugdet.left": 1}}, r"the state has nothing at"),
         ({"state": {"budget": 1}, "at": "before"}, r"is not of run"),

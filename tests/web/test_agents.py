@@ -168,7 +168,7 @@ def test_a_port_that_is_taken_makes_way_for_the_next_and_addresses_are_checked()
     for wrong in (
         Listening(url="ftp://x"), Listening(url="https://x/path"), Listening(path="/nowhere/s", url="http://x"),
         Listening(path="/tmp/s"), Listening(secret="/nowhere", url="http://x"), Listening(port=70_000),
-        Listening(host="203.0.113.1", port=0),
+        Listening(host="203.0.113.1", port=0), Listening(host="0.0.0.0"), Listening(host="::", port=0),
     ):  # fmt: skip
         with pytest.raises(holdfast.HoldfastError):
             wrong.bound()

@@ -484,6 +484,20 @@ def test_going_back_needs_the_name_and_the_plan_that_was_shown(changed):
     assert next(one["by"] for one in agent.events() if one["what"] == "rollback") == "ada"
 
 
+def test_going_back_names_the_files_that_will_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(back, "CHANGES", 2)
+    root = tmp_path / "work"
+    root.mkdir()
+    with holdfast.open(tmp_path / "store") as store, store.agent("a", when=None, workspace=root) as agent:
+        agent.checkpoint("began")
+        for name in ("one", "three", "two"):
+            (root / name).write_text("x")
+        agent.checkpoint("done")
+        plan = ask(back.back, store, agent="a", to="began")["plan"]
+    assert [(one["path"], one["kind"]) for one in plan["files"]] == [("one", "removed"), ("three", "removed")]
+    assert plan["more_files"] == 1
+
+
 def test_no_call_is_undone_that_the_plan_did_not_show(tmp_path):
     undone = []
 

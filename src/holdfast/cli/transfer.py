@@ -41,7 +41,7 @@ from holdfast.cli.session import (
 )
 from holdfast.cli.store import Objects
 from holdfast.cli.text import clean, count, size
-from holdfast.errors import BadOption, NotABundle, NotAStore, NotEncrypted, SourceUnreadable
+from holdfast.errors import BadOption, KeyNeeded, NotABundle, NotAStore, NotEncrypted, SourceUnreadable
 from holdfast.run import module_of
 
 if TYPE_CHECKING:
@@ -204,7 +204,11 @@ def _both(
                 f"{store.place} is encrypted, and the new store at {shown(dest) or 'this place'} would not be",
                 hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
             )
-        with holdfast.open(dest, inert=True, key=key, objects=ends.objects) as other, bars(session.err) as progress:
+        try:
+            other = holdfast.open(dest, inert=True, key=key, objects=ends.objects)
+        except KeyNeeded as error:  # a key in the environment would be for both, and the other one may have none
+            raise KeyNeeded(error.message, hint="Give its key: --dest-key-file FILE.") from error
+        with other, bars(session.err) as progress:
             yield store, other, progress
 
 

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import msgspec
 
-from holdfast.errors import HoldfastError, StoreFailed
+from holdfast.errors import BadOption, HoldfastError, StoreFailed
 from holdfast.run.outcomes import told
 from holdfast.travel.execution import Execution, Moment
 from holdfast.travel.expressions import MISSING, Look, parse_path
 from holdfast.travel.handle import open_store
 from holdfast.travel.rerun import Halt, Replaying, prepared, source_of
 from holdfast.travel.sandbox import Sandbox, Watch
-from holdfast.travel.variation import Job, Variation, checker, loaded
+from holdfast.travel.variation import Job, Variation, checker, loaded, replace_tools
 
 if TYPE_CHECKING:
     from holdfast.travel.adapter import Adapter
@@ -255,6 +255,11 @@ def _execution(job: Job, directory: str) -> Execution:
             sandbox.close()
             variation = Variation(Job(), store._registry)
             loaded(job, variation)
+            try:
+                replace_tools(job)
+            except BadOption as error:
+                found.misnamed = f"{error.message}. {error.hint}"
+                raise
             store._register(job.types)
             function, variation = variation.function, Variation(job, store._registry)
             variation.function = function

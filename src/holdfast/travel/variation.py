@@ -157,7 +157,7 @@ def _change(state: Any, path: tuple[Any, ...], values: Sequence[Any]) -> None:
 
 
 def loaded(job: Job, variation: Variation) -> None:
-    """Import the program that the job names, and put in what is to be other than it is."""
+    """Import the program that the job names."""
     for directory in (job.base, job.code):
         if directory:
             import sys
@@ -171,6 +171,10 @@ def loaded(job: Job, variation: Variation) -> None:
         variation.function = known(function_of(text))
     else:
         module_of(text)
+
+
+def replace_tools(job: Job) -> None:
+    """Put in the functions that the job names in place of the program's, which is loaded."""
     for name, function in job.tools.items():
         found = TOOLS.find(name)
         if found is None:

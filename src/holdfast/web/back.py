@@ -62,6 +62,8 @@ def _plan(agent: Agent, to: str, accept: list[str]) -> dict[str, Any]:
         "digest": _digest(plan),
         "abandons": abandons[:POINTS],
         "more_abandons": max(0, len(abandons) - POINTS),
+        "files": [brief(one) for one in told["files"][:CHANGES]],
+        "more_files": max(0, len(told["files"]) - CHANGES),
         "changes": [change_brief(one, 600) for one in plan.diff.changes[:CHANGES]],
         "more_changes": max(0, len(plan.diff.changes) - CHANGES),
     }

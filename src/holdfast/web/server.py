@@ -35,6 +35,8 @@ LOOPBACK = "127.0.0.1"
 _TRIED = 20
 """Ports behind the usual one that are tried when it is taken."""
 _NAMES = {LOOPBACK: ("127.0.0.1", "localhost"), "::1": ("[::1]", "localhost"), "localhost": ("localhost", "127.0.0.1")}
+_ALL = ("0.0.0.0", "::", "")  # noqa: S104 - refused alone
+"""Hosts that stand for every address of the machine, and are none that a browser could ask for."""
 _SECRET_LEAST = 16
 
 
@@ -59,6 +61,11 @@ class Listening:
         if (self.path or self.secret) and not self.url:
             raise BadOption(
                 "behind a proxy the page has another address", hint="Say which: --url https://holdfast.example."
+            )
+        if self.host in _ALL and not self.url:
+            raise BadOption(
+                f"on {self.host} the page has the addresses of the whole machine",
+                hint=f"Say which one browsers use: --url http://NAME:{self.port or PORT} --port {self.port or PORT}.",
             )
         named = self._origin()
         secret = _secret(self.secret) if self.secret else ""
