@@ -122,7 +122,7 @@ compiled: .venv/.created ## compile all modules once, for the processes that tes
 
 .venv/.runtime: .venv/.created pyproject.toml
 	$(SAY) "installing Holdfast and what it needs into .venv"
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[workspace]'
 	@touch $@
 
 .venv/.dev: .venv/.created pyproject.toml
