@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sqlite3
 import sys
 import tempfile
@@ -25,7 +24,8 @@ from rich.table import Table
 import holdfast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from commit import ROOT, filesystem, processor
+from commit import ROOT
+from conditions import conditions, filesystem, keep
 
 THREADS = (1, 8, 64)
 MESSAGE = {"role": "user", "content": "x" * 1_000}
@@ -123,26 +123,22 @@ def main() -> None:
     options = parse()
     console = Console(width=None if sys.stdout.isatty() else 120)
     options.dir.mkdir(parents=True, exist_ok=True)
+    about = conditions(
+        filesystem=filesystem(options.dir.resolve()),
+        sqlite_of_rivals=sqlite3.sqlite_version,
+        seconds=options.seconds,
+    )
     figures: dict[str, Any] = {}
-    load = os.getloadavg()
     with console.status("") as status:
         for threads in THREADS:
             for name, run in RIVALS.items():
                 status.update(f"{name}, {threads} threads")
                 with tempfile.TemporaryDirectory(dir=options.dir, prefix="batched-") as folder:
                     figures.setdefault(name, {})[str(threads)] = run(Path(folder), threads, options.seconds)
-    results = {
-        "environment": {
-            "processor": processor(), "cores": os.cpu_count(), "filesystem": filesystem(options.dir.resolve()),
-            "sqlite_of_rivals": sqlite3.sqlite_version, "load": load, "seconds": options.seconds,
-        },
-        "figures": figures,
-    }  # fmt: skip
+    results = {"environment": about, "figures": figures}
+    keep(results, options.json, console)
     show(results, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
     draw(results, options.json.with_suffix(".svg"))
-    console.print(f"Figures: {options.json}, picture beside it")
     if options.publish:
         draw(results, ROOT / "docs" / "images" / "batched.svg")
         publish(results, ROOT / "docs" / "benchmarks.md")
@@ -185,8 +181,12 @@ def publish(results: dict[str, Any], page: Path) -> None:
     lines += [
         "",
         f"{found['cores']} cores, {found['filesystem']}, SQLite {found['sqlite_of_rivals']},"
-        f" {found['seconds']:g} s for each figure, a load of {found['load'][0]:.1f} when it was measured"
-        + (": **busy**, so that all of them wait for the processor." if found["load"][0] > found["cores"] else "."),
+        f" {found['seconds']:g} s for each figure, a load of {found['load_before'][0]:.1f} when it was measured"
+        + (
+            ": **busy**, so that all of them wait for the processor."
+            if found["load_before"][0] > found["cores"]
+            else "."
+        ),
     ]
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)

@@ -18,12 +18,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from conditions import conditions, keep
 from report import Target, duration
 from rich.console import Console
 from rich.table import Table
@@ -31,7 +31,6 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = ROOT / "benchmarks" / "codec_child.py"
 TIMEOUT_S = 600
-BUSY_LOAD_PER_CORE = 0.5
 HERE = "working tree"
 Figures = dict[str, Any]
 
@@ -174,16 +173,7 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 150)
     chosen = [case for case in cases(quick=options.quick) if case.part in options.only]
     began = perf_counter()
-    results: Figures = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-            "rounds": options.rounds,
-            "against": options.against,
-            "load_before": os.getloadavg(),
-        }
-    }
+    results: Figures = {"environment": conditions(rounds=options.rounds, against=options.against)}
     with console.status("") as status:
 
         def say(text: str) -> None:
@@ -194,15 +184,10 @@ def main() -> None:
         else:
             with source_of(options.against) as tree:
                 results["cases"] = measure({HERE: ROOT, options.against: tree}, chosen, options.rounds, say)
-    results["environment"]["load_after"] = os.getloadavg()
     results["environment"]["seconds"] = perf_counter() - began
     results["targets"] = [target.as_dict() for target in targets(results["cases"], chosen, options.against)]
+    keep(results, options.json, console)
     show(results, chosen, options.against, console)
-    if max(results["environment"]["load_before"][0], 0) > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1):
-        console.print("[yellow]The machine was busy: run it alone for figures that mean something.[/]")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
 
 
 PARTS = ("append", "typed", "set", "key", "sort", "edit", "load", "memory")

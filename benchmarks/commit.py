@@ -7,13 +7,10 @@ Targets that are not reached are printed as such and change nothing else: the ex
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import sqlite3
 import sys
 import tempfile
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -21,14 +18,13 @@ from typing import Any
 
 import apsw
 import report
+from conditions import conditions, filesystem, keep
 from rich.console import Console
 from scenarios import SCENARIOS, Settings, policy_of_saver
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20_260
 REALTIME_PRIORITY = 5
-BUSY_LOAD_PER_CORE = 0.5
-"""Above this a flush waits for the scheduler more than for the disk, which makes every rival look alike."""
 
 
 def main() -> None:
@@ -49,14 +45,10 @@ def main() -> None:
         results: dict[str, Any] = {"environment": environment(options, settings.folder, policy)}
         for scenario in options.only or SCENARIOS:
             results[scenario] = SCENARIOS[scenario](settings, policy)
-    results["environment"]["load_after"] = os.getloadavg()
     results["environment"]["seconds"] = perf_counter() - began
     results["targets"] = [target.as_dict() for target in report.targets(results)]
+    keep(results, options.json, console)
     report.show(results, console)
-    warn_when_busy(results["environment"], console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
     if "append" in results and "disk" in results:
         import plot
 
@@ -94,44 +86,16 @@ def parse() -> argparse.Namespace:
 
 def environment(options: argparse.Namespace, folder: Path, policy: str) -> dict[str, Any]:
     packages = ("holdfast", "apsw", "msgspec", "ormsgpack", "langgraph-checkpoint", "langgraph-checkpoint-sqlite")
-    return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": options.seed,
-        "quick": options.quick,
-        "realtime": options.realtime,
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "filesystem": filesystem(folder),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
-        "sqlite_of_holdfast": apsw.sqlite_lib_version(),
-        "sqlite_of_rivals": sqlite3.sqlite_version,
-        "langgraph_policy": policy,
-        "load_before": os.getloadavg(),
-    }
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def filesystem(folder: Path) -> str:
-    """The type of the filesystem under ``folder``: the longest mount point above it decides."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    above = [(len(point), kind) for point, kind in mounts if folder.is_relative_to(point)]
-    return max(above)[1]
-
-
-def warn_when_busy(found: dict[str, Any], console: Console) -> None:
-    load = max(found["load_before"][0], found["load_after"][0])
-    if load > BUSY_LOAD_PER_CORE * found["cores"] and not found["realtime"]:
-        console.print(
-            "[yellow]The machine was busy: waiting for the processor hides what each rival costs, and draws ratios"
-            " against the floor towards 1. Run it alone, or with --realtime.[/]\n"
-        )
+    return conditions(
+        seed=options.seed,
+        quick=options.quick,
+        realtime=options.realtime,
+        filesystem=filesystem(folder),
+        packages={name: version(name) for name in packages},
+        sqlite_of_holdfast=apsw.sqlite_lib_version(),
+        sqlite_of_rivals=sqlite3.sqlite_version,
+        langgraph_policy=policy,
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import platform
 import re
 import statistics
@@ -20,20 +19,19 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import targets as reached
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = ROOT / "benchmarks" / "dump_child.py"
 TIMEOUT_S = 600
-BUSY_LOAD_PER_CORE = 0.5
 TOOLS = ("holdfast", "holdfast installed", "coredumpy", "pydumpling", "pystack")
 """Installed, a sidecar watches from outside; native stacks and registers of plain exceptions need native=True."""
 Figures = dict[str, Any]
@@ -281,30 +279,21 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     began = monotonic()
     results: Figures = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-            "packages": {name: version(name) for name in TOOLS if " " not in name},
-            "objects": options.objects,
-            "tasks": options.tasks,
-            "repeat": options.repeat,
-            "load_before": os.getloadavg(),
-        }
+        "environment": conditions(
+            packages={name: version(name) for name in TOOLS if " " not in name},
+            objects=options.objects,
+            tasks=options.tasks,
+            repeat=options.repeat,
+        )
     }
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="dump-") as name, console.status("") as status:
         results["programs"] = run(
             Path(name), options, lambda text: status.update(f"{monotonic() - began:4.0f} s  {text}")
         )
-    results["environment"]["load_after"] = os.getloadavg()
     results["coverage"] = coverage(results["programs"])
     results["targets"] = targets(results["programs"], results["coverage"])
+    keep(results, options.json, console)
     show(results, console)
-    if results["environment"]["load_before"][0] > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1):
-        console.print("[yellow]The machine was busy: run it alone for figures that mean something.[/]")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
 
 
 def parse() -> argparse.Namespace:

@@ -6,19 +6,17 @@ The two take turns in short blocks, so that whatever else the machine does meets
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -35,17 +33,9 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 100)
     options.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="encryption-") as name, console.status("") as status:
-        results = measure(Path(name), options, status.update)
-    results["environment"] = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-        "python": sys.version.split()[0],
-        "load": os.getloadavg(),
-    }
+        results = {"environment": conditions(), **measure(Path(name), options, status.update)}
+    keep(results, options.json, console)
     show(results, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
 
 
 def measure(folder: Path, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:

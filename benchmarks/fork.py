@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -40,12 +40,7 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     sizes, saved = ((10, 50), (10,)) if options.quick else (SIZES_MB, SAVED_MB)
     results: dict[str, Any] = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-            "load_before": os.getloadavg(),
-        },
+        "environment": conditions(),
         "points": [],
         "saved": [],
     }
@@ -57,12 +52,10 @@ def main() -> None:
         for size in saved:
             status.update(f"saving {size:,} MB")
             results["saved"].append({"mb": size, **child("save", name, size, 3 if size >= 1000 else options.rounds)})
-    results["environment"]["load_after"] = os.getloadavg()
+    keep(results, options.json, console)
     show(results, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
     draw(results, options.plot)
-    console.print(f"Figures: {options.json}\nPicture: {options.plot}")
+    console.print(f"Picture: {options.plot}")
 
 
 def child(*arguments: object) -> dict[str, Any]:

@@ -9,7 +9,6 @@ in both cases. Needs root and CRIU (`.ci/fetch criu .venv/criu`). Prints a table
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -18,12 +17,12 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from blake3 import blake3
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -55,10 +54,7 @@ def main() -> None:
         return
     options.dir.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(), "criu": found.version,
-            "python": sys.version.split()[0], "rounds": options.rounds, "load_before": os.getloadavg(),
-        }
+        "environment": conditions(criu=found.version, rounds=options.rounds)
     }  # fmt: skip
     for size in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.dir, prefix="freeze-") as name, console.status(f"{size} MB"):
@@ -66,9 +62,8 @@ def main() -> None:
             tempfile.tempdir = name
             results[f"{size} MB"] = measure(Path(name), found.program, size, options.rounds)
             tempfile.tempdir = None
-    results["environment"]["load_after"] = os.getloadavg()
+    keep(results, options.dir / "freeze.json", console)
     show(console, results)
-    (options.dir / "freeze.json").write_text(json.dumps(results, indent=2))
 
 
 def parse() -> argparse.Namespace:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -25,7 +23,8 @@ from time import perf_counter
 from typing import Any
 
 import targets
-from commit import REALTIME_PRIORITY, SEED, filesystem, processor, warn_when_busy
+from commit import REALTIME_PRIORITY, SEED
+from conditions import conditions, filesystem, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -97,15 +96,12 @@ def main() -> None:
             }
             for size in dict.fromkeys(case.size for case in cases if case.workload == workload)
         }
-    results["environment"] |= {"load_after": os.getloadavg(), "seconds": perf_counter() - began}
+    results["environment"]["seconds"] = perf_counter() - began
     results["targets"] = goals(results)
-    # First of all: a terminal that went away must not cost the figures of a long run.
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    keep(results, options.json, console)
     show(results, console)
-    warn_when_busy(results["environment"], console)
     draw(results, options.plot)
-    console.print(f"Figures: {options.json}\nPicture: {options.plot}")
+    console.print(f"Picture: {options.plot}")
     if options.publish:
         draw(results, ROOT / "docs" / "images" / "langgraph.svg")
 
@@ -134,20 +130,14 @@ def parse() -> argparse.Namespace:
 
 
 def environment(options: argparse.Namespace, folder: Path) -> Figures:
-    return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": options.seed,
-        "runs": options.runs,
-        "realtime": options.realtime,
-        "durability": "sync: each step waits for its checkpoint; async where it is said",
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "filesystem": filesystem(folder),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "load_before": os.getloadavg(),
-    }
+    return conditions(
+        seed=options.seed,
+        runs=options.runs,
+        realtime=options.realtime,
+        durability="sync: each step waits for its checkpoint; async where it is said",
+        filesystem=filesystem(folder),
+        packages={name: version(name) for name in PACKAGES},
+    )
 
 
 def measure(case: Case, seed: int, folder: Path) -> Figures:

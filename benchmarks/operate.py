@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,13 +21,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import targets as reached
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -99,13 +98,15 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     options.dir.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(),
-            "python": sys.version.split()[0], "runs": options.runs, "due": DUE, "load_before": os.getloadavg(),
-            "packages": {name: version(name) for name in ("holdfast", "dbos", "apsw")}, "killed": options.killed,
-            "concurrency": options.concurrency, "line": options.line,
-        }
-    }  # fmt: skip
+        "environment": conditions(
+            runs=options.runs,
+            due=DUE,
+            packages={name: version(name) for name in ("holdfast", "dbos", "apsw")},
+            killed=options.killed,
+            concurrency=options.concurrency,
+            line=options.line,
+        )
+    }
     rows = [row for row in ROWS if options.full or row != "holdfast idempotent"]
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="operate-") as name, console.status("") as status:
         folder, say = Path(name), status.update
@@ -120,12 +121,9 @@ def main() -> None:
             results["pages"] = pages(folder / "many", options.rounds, say)
         if "table" in options.only:
             results["run"] = cost(folder / "one", options.rounds, say)
-    results["environment"]["load_after"] = os.getloadavg()
     results["targets"] = targets(results)
+    keep(results, options.json, console)
     show(results, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
 
 
 @contextmanager

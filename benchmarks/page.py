@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 import httpx
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -50,16 +49,7 @@ def main() -> None:
     options = parse()
     console = Console(width=None if sys.stdout.isatty() else 120)
     options.dir.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-            "agents": options.agents,
-            "checkpoints": options.checkpoints,
-            "load_before": os.getloadavg(),
-        }
-    }
+    results: dict[str, Any] = {"environment": conditions(agents=options.agents, checkpoints=options.checkpoints)}
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="page-") as name, console.status("") as status:
         for what, make, number, addresses in (
             ("fleet", fleet, options.agents, FLEET),
@@ -73,13 +63,9 @@ def main() -> None:
             make(place, number)
             status.update(f"asking: {what}")
             results[what] = measured(place, addresses)
-    results["environment"]["load_after"] = os.getloadavg()
     results["reached"] = show(results, console)
-    file = ROOT / "benchmarks" / "results" / "page.json"
-    if options.only is not None:
-        return
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if options.only is None:
+        keep(results, ROOT / "benchmarks" / "results" / "page.json", console)
 
 
 def parse() -> argparse.Namespace:

@@ -9,17 +9,16 @@ table, writes JSON and draws the picture.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -45,24 +44,14 @@ def main() -> None:
     if options.favoured:
         os.environ[FAVOURED] = "1"
     results: dict[str, Any] = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-            "checkpoints": options.checkpoints,
-            "kept": KEEP,
-            "favoured": options.favoured,
-            "load_before": os.getloadavg(),
-        }
+        "environment": conditions(checkpoints=options.checkpoints, kept=KEEP, favoured=options.favoured)
     }
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="retain-") as name, console.status("") as status:
         results |= measure(Path(name), options.checkpoints, options.seconds, status.update)
-    results["environment"]["load_after"] = os.getloadavg()
+    keep(results, options.json, console)
     show(results, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
     draw(results, options.plot)
-    console.print(f"Figures: {options.json}\nPicture: {options.plot}")
+    console.print(f"Picture: {options.plot}")
 
 
 def measure(folder: Path, checkpoints: int, seconds: float, say: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import signal
@@ -18,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import targets as reached
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +32,6 @@ CHILD = ROOT / "benchmarks" / "steps_child.py"
 BYTES = 4_800
 KILLED_AT = 0.99
 TIMEOUT_S = 1_800
-BUSY_LOAD_PER_CORE = 0.5
 Figures = dict[str, Any]
 
 # What is measured under which name: the rival, and the kind of its steps (DBOS has one kind).
@@ -337,14 +335,9 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     began = perf_counter()
     results: Figures = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-            "packages": {name: version(name) for name in ("holdfast", "dbos", "apsw")},
-            "steps": options.steps,
-            "load_before": os.getloadavg(),
-        }
+        "environment": conditions(
+            packages={name: version(name) for name in ("holdfast", "dbos", "apsw")}, steps=options.steps
+        )
     }
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="steps-") as name, console.status("") as status:
         folder = Path(name)
@@ -364,15 +357,10 @@ def main() -> None:
             results["replay"] = replay(folder, options.recorded, say)
         if "jobs" in options.only:
             results["jobs"] = jobs(folder, options.repeat, say)
-    results["environment"]["load_after"] = os.getloadavg()
     results["environment"]["seconds"] = perf_counter() - began
     results["targets"] = targets(results)
+    keep(results, options.json, console)
     show(results, console)
-    if max(results["environment"]["load_before"][0], 0) > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1):
-        console.print("[yellow]The machine was busy: run it alone for figures that mean something.[/]")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
 
 
 PARTS = ("flushes", "steps", "transactions", "resume", "replay", "jobs")

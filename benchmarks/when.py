@@ -9,7 +9,6 @@ policies add to the run time of a real agent.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -18,12 +17,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import targets as reached
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 from when_overhead import main as overhead
@@ -65,14 +64,7 @@ def main() -> None:
     if options.overhead:
         sys.exit(overhead(20 if not options.quick else 3, options.dir))
     console = Console(width=None if sys.stdout.isatty() else 120)
-    results: Figures = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "python": sys.version.split()[0],
-            "seeds": options.seeds,
-            "failures": options.failures,
-        }
-    }
+    results: Figures = {"environment": conditions(seeds=options.seeds, failures=options.failures)}
     with console.status("") as status:
         if "traces" in options.only:
             results["traces"] = traces(options.seeds, options.failures, options.jobs, status.update)
@@ -81,10 +73,8 @@ def main() -> None:
         if "costs" in options.only:
             results["costs"] = costs(options.dir, status.update)
     results["targets"] = targets(results)
+    keep(results, options.json, console)
     show(results, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
     if "traces" in results and "quiet" in results:
         draw(results, options.plot)
         console.print(f"Picture: {options.plot}")

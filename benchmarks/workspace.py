@@ -18,12 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import targets
+from conditions import conditions, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -48,16 +48,12 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     options.dir.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
-        "environment": {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-            "git": version("git", "--version"),
-            "restic": version(restic(), "version") if restic() else None,
-            "files": options.files,
-            "bytes": options.megabytes * 2**20,
-            "load_before": os.getloadavg(),
-        }
+        "environment": conditions(
+            git=version("git", "--version"),
+            restic=version(restic(), "version") if restic() else None,
+            files=options.files,
+            bytes=options.megabytes * 2**20,
+        )
     }
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="workspace-") as name, console.status("") as status:
         folder = Path(name)
@@ -67,12 +63,9 @@ def main() -> None:
             shutil.rmtree(folder / "many")
         if options.only != "many":
             results["much"] = much(folder / "much", options.megabytes, options.much_rounds, status.update)
-    results["environment"]["load_after"] = os.getloadavg()
     results["targets"] = aims(results)
+    keep(results, options.json, console)
     show(results, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Figures: {options.json}")
 
 
 def version(*words: str) -> str:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
+from importlib import import_module
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -129,6 +130,12 @@ def book_once(database: Path) -> None:
 
 def files_go_back_too(project: Path) -> None:
     title("7. An agent that edits files: they go back together with its state")
+    try:
+        for name in ("pathspec", "pyfastcdc"):
+            import_module(name)
+    except ImportError:
+        aside(f"left out: it needs {name}, which pip install 'holdfast[workspace]' brings.")
+        return
     project.mkdir()
     (project / "app.py").write_text("print('hello')\n")
     with holdfast.open() as store, store.agent("coder", workspace=project) as agent:

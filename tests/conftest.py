@@ -55,6 +55,10 @@ OF_A_TERMINAL = {
 DOCS_REPORT = "documentation blocks"
 
 
+unsaved = pytest.mark.filterwarnings("ignore::holdfast.errors.UnsavedChanges")
+"""Of a test that leaves changes unsaved on purpose, and whose subject is something else."""
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Each worker process of ``pytest -n`` first loads its share of the modules, so that the others find bytecode."""
     about = getattr(session.config, "workerinput", None)

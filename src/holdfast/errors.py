@@ -858,4 +858,4 @@ class DetachedChange(UserWarning):
 
 
 class UnsavedChanges(UserWarning):
-    """``with agent:`` has ended, and the state has changes that no checkpoint has."""
+    """An agent, its store, ``with agent:`` or the program ended, and the state has changes that no checkpoint has."""

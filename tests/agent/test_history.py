@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast.agent import branch as sealing
 from holdfast.errors import BadName, BadOption, NothingToUndo, ReadOnly, Stale, UnknownAgent, UnknownRevision
+from tests.conftest import unsaved
 
 NAMES = [
     "plain",
@@ -195,6 +196,7 @@ def test_log_newest_first_with_limit(agent):
     assert all(c.branch == "main" for c in agent.log())
 
 
+@unsaved
 def test_at_reads_any_state_without_moving(agent, monkeypatch):
     monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 4)
     made = steps(agent, *map(str, range(13)))
@@ -349,6 +351,7 @@ def test_unsaved_changes_are_saved_first(agent, move):
     assert seen(third.state) == ["one", "two", "unsaved"]
 
 
+@unsaved
 def test_a_branch_at_a_revision_leaves_unsaved_changes_alone(agent):
     steps(agent, "one", "two")
     agent.state["steps"].append("unsaved")
@@ -450,6 +453,7 @@ def test_undo_survives_reopening_and_sealing(store_path, monkeypatch):
         assert store.verify().ok
 
 
+@unsaved
 def test_nodes_that_a_rollback_removed_are_stale_and_others_live_on(agent):
     agent.state["kept"] = {"list": [1]}
     kept = agent.state["kept"]["list"]
@@ -573,6 +577,7 @@ def test_replacing_the_whole_state(agent):
     assert agent.state == {"steps": ["one"]}
 
 
+@unsaved
 def test_html_is_escaped(store):
     nasty = "<script>alert(1)</script>"
     evil = store.agent(nasty)

@@ -17,8 +17,9 @@ from holdfast.agent.store import Store
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
+from tests import warm
 from tests.agent.damage import memory
-from tests.conftest import SOAK
+from tests.conftest import SOAK, unsaved
 from tests.limits import limits
 
 # What a handler raises in a destructor reaches nobody.
@@ -108,6 +109,7 @@ CALLS = {
 SAVING = ("checkpoint", "sealed", "bulk", "flush")
 
 
+@unsaved
 @pytest.mark.parametrize("durability", ["commit", "batched"])
 @pytest.mark.parametrize("what", CALLS)
 def test_interrupts_lose_and_double_nothing(monkeypatch, what, durability):
@@ -155,6 +157,7 @@ def test_interrupts_lose_and_double_nothing(monkeypatch, what, durability):
             assert report.ok, str(report)
 
 
+@unsaved
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "beside another branch's"])
 def test_interrupts_where_records_that_wait_are_taken_along(others):
     """They were accepted: each is there, once, in its place, whatever becomes of the checkpoint."""
@@ -194,6 +197,7 @@ def test_interrupts_where_records_that_wait_are_taken_along(others):
             assert report.ok, str(report)
 
 
+@unsaved
 def test_interrupts_where_records_are_gathered():
     """What was accepted is there, once, in its place; what was interrupted is there once, or not at all."""
     choose = random.Random(5)
@@ -379,3 +383,37 @@ def test_a_handler_that_takes_checkpoints_itself_harms_none(store_path, durabili
         assert refused
         assert holdfast.plain(agent.head.state) == holdfast.plain(agent.state)
         assert store.verify().ok
+
+
+CLOSES = """
+import sys, warnings, holdfast
+warnings.simplefilter("ignore")
+with holdfast.open(sys.argv[1]) as store:
+    store.agent("a").checkpoint("first")
+    acknowledged = 0
+    for at in range(1, 1_200, 13):
+        agent, left = store.agent("a"), [at]
+        def look(frame, event, _arg):
+            left[0] -= event in ("call", "c_return") and "/holdfast/" in frame.f_code.co_filename
+            if left[0] == 0:
+                sys.setprofile(None)
+                agent.close()
+        sys.setprofile(look)
+        try:
+            agent.state["last"] = at
+            agent.checkpoint("step")
+            acknowledged = at
+        except holdfast.HoldfastError:
+            pass
+        finally:
+            sys.setprofile(None)
+            agent.close()
+        assert store.agent("a").state.get("last", 0) >= acknowledged, at
+    assert acknowledged and store.verify().ok
+"""
+
+
+def test_a_handler_that_closes_the_agent_waits_for_nobody(store_path):
+    """As one of SIGTERM does that ends the program, whatever it has come upon."""
+    program = [sys.executable, "-c", CLOSES, str(store_path)]
+    assert warm.run(program, check=False, timeout=HANG_S).returncode == 0

@@ -12,6 +12,7 @@ import holdfast
 from holdfast.agent import branch as sealing
 from holdfast.errors import DetachedChange, DiskFull, NothingToUndo
 from tests.codec.fuzz import Model, Note, Point, Slotted, World, mirror, same
+from tests.conftest import unsaved
 from tests.strikes import alone
 
 CLASSES = (Note, Model, Point, Slotted)
@@ -118,6 +119,7 @@ class Stored(World):
         other.close()
 
 
+@unsaved
 @pytest.mark.slow
 @pytest.mark.parametrize("seal_every", [1, 3, 256])
 def test_long_programs(rounds, seal_every, monkeypatch, tmp_path):

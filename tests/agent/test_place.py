@@ -8,6 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import StoreFailed
+from tests.conftest import unsaved
 
 
 def gone(path) -> None:
@@ -33,6 +34,7 @@ def log_gone(path) -> None:
     (path / "store.db-wal").unlink()
 
 
+@unsaved
 @pytest.mark.parametrize("durability", ["commit", "batched"])
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("happens", [gone, moved, replaced, database_gone, log_gone])

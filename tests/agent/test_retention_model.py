@@ -14,7 +14,7 @@ from holdfast.agent import background, collection
 from holdfast.agent.graph import Graph
 from holdfast.errors import NothingToUndo, RollbackBlocked, UnknownRevision
 from tests.agent.histories import act, empty, few_between_seals, sound, states, swept
-from tests.conftest import SOAK
+from tests.conftest import SOAK, unsaved
 
 LABELS = ("", "", "asked", "release-1", "release-2")
 
@@ -230,6 +230,7 @@ class Model:
             assert state == self.states[id.hex()]
 
 
+@unsaved
 @pytest.mark.parametrize("seed", range(2000 if SOAK else 8))
 def test_whatever_happens_what_is_kept_is_what_it_was(store_path, monkeypatch, seed):
     few_between_seals(monkeypatch.setattr)

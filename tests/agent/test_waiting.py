@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import DiskFull, Stale
+from tests.conftest import unsaved
 
 
 @pytest.fixture
@@ -80,6 +81,7 @@ def test_acheckpoint_does_not_block_the_loop(agent, held):
     assert seen(agent.at("two").state) == ["one", "two"]
 
 
+@unsaved
 def test_content_is_fixed_before_the_first_await(agent, held):
     _, may_go = held
 

@@ -78,6 +78,8 @@ def test_doctor_tells_about_the_machine_and_the_store(cli, filled):
     assert store["space_bytes"] > 0
     assert store["writers"] == []
     assert {"catalog", "log", "packs"} <= set(store["bytes"])
+    # What a workspace needs is said, too.
+    assert {"pathspec", "pyfastcdc"} <= set(cli("doctor", "--json").json["optional"])
 
 
 def test_doctor_names_who_writes(cli, filled, program):
@@ -105,6 +107,40 @@ def test_doctor_explains_what_is_not_a_store(tmp_path, cli):
     assert ended.code == 4
     assert "error: " in ended.out
     assert cli("doctor", "--json", store=tmp_path / "other").json["store"]["error"]["kind"] == "not-a-store"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "word"),
+    [
+        (
+            '[when]\nadaptive = true\n\n[when.agents."trip-*"]\nevry_s = 30\n',
+            5,
+            "there is no 'evry_s'. Did you mean every_s?",
+        ),
+        ("[when]\nadaptive = true\nmin_s = 9\nmax_s = 3\n\n[when.agents]\nx = false\n", 4, "min_s=9 is above max_s=3"),
+        ("[when]\n[when.agents.x]\nevery_s = 5\n[when.agents.y]\nbackground = true\n", 4, "Say when:"),
+        ("[when]\nevery_s = 5 5\n", 2, "cannot be read"),
+    ],
+)
+def test_doctor_says_what_is_wrong_with_the_file_that_says_when_and_where(cli, filled, text, line, word):
+    file = filled / "holdfast.toml"
+    file.write_text(text)
+    ended = cli("doctor")
+    said = " ".join(ended.out.split())
+    assert ended.code == 2
+    assert "No agent can be opened" in said
+    assert str(file) in said
+    assert f"line {line}" in said
+    assert word in said
+    told = cli("doctor", "--json").json
+    assert told["store"]["when"]["kind"] == "bad-option"
+    assert [one["level"] for one in told["troubles"]] == ["error"]
+    file.write_text("[when]\nevery_s = 5\n")
+    assert (cli("doctor").code, cli("doctor", "--json").json["store"]["when"]) == (0, None)
+    (filled.parent / "holdfast.toml").write_text("[when.agents.trip-7]\nevery_s = 6\n")
+    assert "disagree about when to checkpoint 'trip-7'" in " ".join(cli("doctor").out.split())
+    with holdfast.open(filled) as store:
+        assert store.when("trip-8") == holdfast.When(every_s=5)
 
 
 def test_the_filesystem_is_named(tmp_path):

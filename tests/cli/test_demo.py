@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 import holdfast
-from tests.conftest import SOAK
+from tests import warm
+from tests.conftest import SOAK, from_outside_nothing
+from tests.test_import import BARE
+from tests.web.conftest import SLOW_S, chromium, serving
+from tests.web.test_browser import assert_open_to_all, browser, inside, listening  # noqa: F401 - a fixture
+from tests.web.test_views_browser import OF_ONE
 
 
 @pytest.fixture
@@ -18,16 +25,27 @@ def room(tmp_path):
     return tmp_path / "tmp"
 
 
-def test_the_demo_kills_and_comes_back_in_a_pipe_and_its_store_can_be_kept(program, room, tmp_path, cli):
-    kept = tmp_path / "kept"
-    ended = program("demo", "--keep", str(kept), env={"TMPDIR": str(room)})
-    assert (ended.code, ended.err) == (0, "")
-    assert "\x1b" not in ended.out
-    assert max(len(line.replace(str(kept), "kept").replace(str(room), "tmp")) for line in ended.out.splitlines()) <= 120
-    killed, booking = re.findall(r"kill -9 (\d+)", ended.out)
-    assert f"started as process {killed}" in ended.out
-    assert f"the agent: process {booking}, asks" in ended.out
-    before, after = re.findall(r"(?:before the kill|after it) +([0-9a-f]{48})…", ended.out)
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """What `holdfast demo --keep` said, the store that it kept, and where it put its temporary directory."""
+    room = tmp_path_factory.mktemp("demo")
+    kept = tmp_path_factory.mktemp("kept") / "store"
+    words = [sys.executable, "-m", "holdfast", "demo", "--keep", str(kept)]
+    with from_outside_nothing():
+        env = {**os.environ, "TMPDIR": str(room)}
+        ended = warm.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout, kept, room
+
+
+def test_the_demo_kills_and_comes_back_in_a_pipe_and_its_store_can_be_kept(played, program, cli):
+    out, kept, room = played
+    assert "\x1b" not in out
+    assert max(len(line.replace(str(kept), "kept").replace(str(room), "tmp")) for line in out.splitlines()) <= 120
+    killed, booking = re.findall(r"kill -9 (\d+)", out)
+    assert f"started as process {killed}" in out
+    assert f"the agent: process {booking}, asks" in out
+    before, after = re.findall(r"(?:before the kill|after it) +([0-9a-f]{48})…", out)
     assert before == after
     for said in (
         "$ holdfast log trip-7",
@@ -48,9 +66,9 @@ def test_the_demo_kills_and_comes_back_in_a_pipe_and_its_store_can_be_kept(progr
         "Everything is as it was written.",
         "What next",
     ):
-        assert said in ended.out, said
+        assert said in out, said
     assert not list(room.iterdir())
-    for process in re.findall(r"process (\d+)", ended.out):
+    for process in re.findall(r"process (\d+)", out):
         assert not alive(int(process))
     with holdfast.open(kept, readonly=True) as store:
         agent = store.agent("trip-7")
@@ -61,6 +79,34 @@ def test_the_demo_kills_and_comes_back_in_a_pipe_and_its_store_can_be_kept(progr
     again = program("demo", "--keep", str(kept))
     assert again.code == 2
     assert "exists already" in again.err
+
+
+@pytest.mark.skipif(chromium() is None, reason="there is no Chromium")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_every_view_of_the_store_that_the_demo_kept_renders_and_shuts_nobody_out(played, browser):  # noqa: F811
+    with from_outside_nothing(), serving(played[1]) as page, inside(browser, page) as (_, tab):
+        names = [one["name"] for one in tab.request.get(f"{page.url}/api/agents").json()["agents"]]
+        assert set(names) >= {"trip-7", "trip-8"}
+        questions = ["/why/trip-7?ask=bisect&when=money < 0", "/why/trip-7?ask=blame&path=money"]
+        views = [f"/{view}/{name}" for name in names for view in OF_ONE]
+        for address in ("/", "/health", "/dumps", *views, *questions):
+            with listening(tab):
+                assert tab.goto(page.url + address).status == 200
+                drawn = "#answer[data-state=done]" if "?ask" in address else "h1"
+                tab.wait_for_selector(drawn, timeout=SLOW_S * 1e3)
+            assert_open_to_all(tab, address)
+
+
+def test_without_extras_the_demo_leaves_out_its_files_with_a_sentence(room, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BARE)  # for all of its processes
+    env = {**os.environ, "TMPDIR": str(room), "PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-m", "holdfast", "demo"]
+    ended = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "left out: it needs pathspec, which pip install 'holdfast[workspace]' brings." in ended.stdout
+    assert "app.py says hello again" not in ended.stdout
+    assert "Everything is as it was written." in ended.stdout
+    assert "What next" in ended.stdout
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_explain_drift_and_logs(store_with_history, cli):
 
 def test_reconcile(store_with_history, cli, tmp_path):
     program = tmp_path / "configuring.py"
-    program.write_text("import holdfast\n@holdfast.tool\ndef configure(path, have, want):\n    return want\n")
+    program.write_text("import holdfast\n@holdfast.tool\ndef configure(path, have, want):\n    print(path)\n")
     file = tmp_path / "wanted.json"
     tools = {"settings.*": f"{program}:configure"}
     file.write_text(json.dumps({"desired": {"settings.limit": 10}, "tools": tools}))
@@ -74,5 +74,12 @@ def test_reconcile(store_with_history, cli, tmp_path):
     found = cli("reconcile", "trip-7", str(file), "--yes", "--json", store=store_with_history)
     assert found.code == 0
     assert found.json["converged"] is True
+    assert found.err == "settings.limit\n"  # what tools print is no JSON
+    found = cli("reconcile", "trip-7", str(file), "--yes", store=store_with_history)
+    assert "converged in 0 rounds" in found.out
+    file.write_text(json.dumps({"desired": {"settings.limit": 11}, "tools": {"*": f"{program}:konfigure"}}))
+    found = cli("reconcile", "trip-7", str(file), store=store_with_history)
+    assert found.code == 2
+    assert "has no 'konfigure'\nTools in it: configure." in found.err
     file.write_text("[]")
     assert cli("reconcile", "trip-7", str(file), "--yes", store=store_with_history).code == 2

@@ -6,6 +6,7 @@ import json
 import sys
 
 import holdfast
+from tests.conftest import unsaved
 
 
 def test_bisect_by_expression_function_and_command_agree(cli, tmp_path, monkeypatch):
@@ -56,6 +57,8 @@ def test_an_expression_in_another_place_is_understood_or_its_place_named(cli):
     wrong = cli("bisect", "trip-7", "budget < 1000")
     assert wrong.code == 2
     assert "--when 'budget < 1000'" in wrong.err
+    wrong = cli("bisect", "trip-7", "--bad", "asked", "--when", "budget < 1000")
+    assert (wrong.code, "there is no option --bad" in wrong.err, "NAME@REV" in wrong.err) == (2, True, True)
     assert cli("bisect", "trip-7", "--check", "budget >= 1000", "--json").json["first_bad"]["label"] == "cheaper"
     assert "nowhere    state.bugdet" in cli("bisect", "trip-7", "--when", "bugdet < 800").out
 
@@ -66,6 +69,7 @@ def test_what_is_not_there_is_said(cli):
     assert "trip-7 has no runs" in none.err
     assert "Only durable functions" in none.err
     assert "No lines of trip-7 are kept" in cli("logs", "trip-7").out
+    assert "Nothing was logged while ~1 was the newest checkpoint" in cli("logs", "trip-7", "--at", "~1").out
 
 
 def test_a_bisection_that_was_killed_goes_on_where_it_was(program, filled, tmp_path):
@@ -106,6 +110,14 @@ def test_blame_names_the_checkpoint(cli, harmless):
     assert cli("blame", "trip-7", "nothing.here").code == 2
 
 
+def test_what_the_command_itself_has_saved_names_no_line_of_other_packages(cli, tmp_path):
+    program = tmp_path / "ending.py"
+    program.write_text("import holdfast\n@holdfast.durable\ndef end(agent):\n    agent.state['done'] = True\n")
+    assert cli("run", f"{program}:end", "--agent", "ended").code == 0
+    assert cli("blame", "ended", "done", "--json").json["cause"]["caller"] == ""
+    assert "saved at" not in cli("blame", "ended", "done").out
+
+
 def test_check_lists_what_breaks_a_rule_and_ends_with_1(cli, tmp_path):
     broken = cli("check", "trip-7", "budget >= 1000", "len(messages) > 0")
     assert broken.code == 1
@@ -123,6 +135,7 @@ def test_check_lists_what_breaks_a_rule_and_ends_with_1(cli, tmp_path):
     assert cli("check", "trip-7").code == 2
 
 
+@unsaved
 def test_diff_takes_two_agents_branches_and_a_dump(cli, filled, tmp_path):
     assert cli("diff", "trip-7", "trip-7@try-b", "--exit-code").code == 1
     told = cli("diff", "trip-7", "user@example.com", "--json").json

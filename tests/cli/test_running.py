@@ -235,6 +235,62 @@ def test_mistakes_are_said_and_nothing_happens(hold, room, words, said):
     assert not (room / "world.txt").exists()
 
 
+STOPPED = """
+import os, signal, sys, time
+import holdfast
+
+@holdfast.tool
+def pay(amount):
+    if sys.argv[1:] == ["raise"]:
+        raise KeyError(amount)  # the program dies of another error after that
+    if sys.argv[1:] == ["leave"]:
+        sys.exit(3)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+@holdfast.durable
+def settle(agent):
+    return pay(3)
+
+with holdfast.open() as store, store.agent("till") as agent:
+    if sys.argv[1:] == ["loop"]:
+        pay(3)
+    try:
+        agent.run(settle)
+    except holdfast.InDoubt:
+        1 / 0
+"""
+
+
+@pytest.mark.parametrize("dumps", [[], ["--no-dumps"]])
+@pytest.mark.parametrize("how", ["", "loop", "raise", "leave"])
+def test_what_a_program_leaves_unfinished_is_said_when_it_is_stopped_or_dies(hold, room, how, dumps):
+    (room / "script.py").write_text(STOPPED)
+    ended = hold("run", *dumps, "script.py", *filter(None, [how]), fresh=True)
+    assert ended.code == {"raise": 1, "leave": 3}.get(how, -signal.SIGINT)
+    (effect,) = hold("effects", "--in-doubt", "--json").json["effects"]
+    said = ended.err.splitlines()
+    at = next(number for number, line in enumerate(said) if line.startswith("1 effect is in doubt: pay(amount=3)."))
+    assert said[at + 1].startswith(f"  holdfast effects resolve till {effect['id']} --done JSON")
+    (run,) = hold("runs", "--json").json["runs"] or [None]
+    if how == "loop":
+        assert run is None
+        assert "Unfinished" not in ended.err
+    else:
+        assert f"Unfinished: settle of till (run {run['id']}): needs attention. Run it again to go on." in said[at - 2]
+        assert said[at - 1] == f"  holdfast effects till --run {run['id']}"
+    assert said[at + 2 :] == []
+
+
+def test_what_a_function_leaves_unfinished_is_said_when_it_is_stopped(hold, room):
+    program = STOPPED.partition("with holdfast.open()")[0]
+    (room / "till.py").write_text(program)
+    ended = hold("run", "till:settle", "--agent", "till", fresh=True)
+    assert ended.code == 130
+    assert "Unfinished: settle of till" in ended.err
+    assert "in doubt: pay(amount=3)" in ended.err
+
+
 # -- durable functions ----------------------------------------------------------------------------------------
 
 

@@ -96,10 +96,23 @@ def test_two_stores_may_have_keys_of_their_own(cli, filled, tmp_path, monkeypatc
     dest = tmp_path / "dest"
     made = cli("push", str(dest), "--dest-key-file", str(key))
     assert made.code == 0
-    asked = cli("push", str(dest))
-    assert (asked.code, "--dest-key-file" in asked.err) == (4, True)
+    other = tmp_path / "other"
+    other.write_text("cd" * 32 + "\n")
+
+    def asked(option, place, *words, store=filled):
+        ended = cli(*words, store=store)
+        said = " ".join(ended.err.split())
+        return ended.code == 4 and option in said and str(place) in said
+
+    for verb in ("push", "backup", "move"):
+        assert asked("--dest-key-file FILE", dest, verb, str(dest))
+        with monkeypatch.context() as patch:  # a key that is meant for this one
+            patch.setenv("HOLDFAST_KEY_FILE", str(other))
+            assert asked("--dest-key-file FILE", dest, verb, str(dest), "--source-key-file", "none")
+    assert asked("--dest-key-file FILE", dest, "pull", str(filled), store=dest)
+    assert asked("--source-key-file FILE", dest, "pull", str(dest))
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
-    assert cli("push", str(dest)).code == 4, "the source has no key"
+    assert asked("--source-key-file none", filled, "push", str(dest)), "the source has no key"
     assert cli("push", str(dest), "--source-key-file", "none").code == 0
     assert cli("verify", store=dest).code == 0
 

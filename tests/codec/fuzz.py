@@ -14,6 +14,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import gc
 import heapq
 import random
 import sys
@@ -844,8 +845,10 @@ class World:
                 raise
         finally:
             sys.settrace(None)
+        # Tracing raises where no signal can: between a block's end and the lock's release, or the collector's return.
         while self.doc.lock._is_owned():
-            self.doc.lock.release()  # tracing raises where no signal can: between a block's end and the lock's release
+            self.doc.lock.release()
+        gc.enable()
         if hits and what == "rollback" and self.memory.head is head:
             self.saved, self.model = saved, model
             if self.doc.told.source is not head and not self.doc.told.unacknowledged:

@@ -158,11 +158,11 @@ def test_of_two_resumes_at_once_neither_overlooks_what_the_first_run_is_storing(
     first = [True]
     wait = Thread.wait
 
-    def slow(self, writes):
+    def slow(self, *given, **how):
         if first and first.pop():
             storing.set()
             assert may_store.wait(GUARD_S)
-        return wait(self, writes)
+        return wait(self, *given, **how)
 
     def other(state):
         assert may_end.wait(GUARD_S)

@@ -22,10 +22,11 @@ from langgraph.types import Command, Send, interrupt
 
 from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph import HoldfastSaver
+from holdfast.contrib.langgraph import thread as thread_module
 from holdfast.errors import AgentBusy, Fenced
 from holdfast.run.store import Store
 from holdfast.store.database import open_database
-from tests.contrib.graphs import Trail
+from tests.contrib.graphs import Deltas, Trail
 from tests.contrib.threads import chain, checkpoint, config
 from tests.contrib.writer_child import start, two_steps
 from tests.lives import end, line, tell
@@ -136,6 +137,18 @@ def test_of_two_runs_the_one_that_ends_first_does_not_let_the_thread_go(ours, ot
     asyncio.run(asyncio.wait_for(main(), GUARD_S))
     quick(other).invoke({"trail": []}, THREAD)
     assert ours.store.verify().ok
+
+
+def test_nothing_that_langgraph_waits_for_waits_for_a_checkpoint_to_go_with(ours, monkeypatch):
+    """It saves the checkpoint after writes to a delta channel, and none at all after an interrupt."""
+    monkeypatch.setattr(thread_module, "SHARE_S", "no time that can be waited for")
+    builder = StateGraph(Deltas).add_node("item", lambda _: {"items": ["node"]})
+    builder.add_node("asks", lambda _: {"items": [interrupt("?")]})
+    graph = builder.add_edge(START, "item").add_edge("item", "asks").compile(checkpointer=ours)
+    assert graph.invoke({"items": ["asked"]}, THREAD, durability="sync")["__interrupt__"]
+    graph.update_state(THREAD, {"items": ["by hand"]}, as_node="item")
+    done = graph.invoke(Command(resume="yes"), THREAD, durability="sync")
+    assert done["items"] == ["asked", "node", "by hand", "yes"]
 
 
 # -- a run that has ended --------------------------------------------------------------------------------------

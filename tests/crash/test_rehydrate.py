@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from holdfast.crash import Limits, capture, open_dump, rehydrate
+from holdfast.crash import Limits, capture, open_dump, rehydrate, unfinished
 from holdfast.errors import BadName, NotInDump, ReadOnly, UnknownAgent, UnknownRevision
+from tests.conftest import unsaved
 from tests.crash import trip_program
 
 booked = []
@@ -89,6 +90,7 @@ def test_a_second_time_gets_a_name_of_its_own(store, crashed):
             rehydrate(dump, store, branch="again")
 
 
+@unsaved
 def test_changes_that_were_not_saved_are_told(store):
     agent = store.agent("trip-7")
     agent.state["flight"] = "TP1"
@@ -160,3 +162,24 @@ def test_a_store_that_is_only_read_is_not_changed(store_path, store, crashed):
     store.close()
     with holdfast.open(store_path, readonly=True) as reading, open_dump(crashed) as dump, pytest.raises(ReadOnly):
         rehydrate(dump, reading)
+
+
+def test_where_telling_of_one_agent_fails_the_others_are_told_of(store_path):
+    told = []
+
+    @holdfast.durable(name="unfinished.stops")
+    def stops(agent):
+        raise KeyboardInterrupt
+
+    def tell(runs, doubts):
+        assert (len(runs), doubts) == (1, [])
+        told.append(runs[0].agent)
+        raise ValueError("this one cannot be told of")
+
+    with holdfast.open(store_path) as store:
+        for name in ("one", "two"):
+            with pytest.raises(KeyboardInterrupt):
+                store.agent(name).run(stops)
+        with pytest.raises(KeyError), unfinished(tell):
+            raise KeyError
+    assert sorted(told) == ["one", "two"]

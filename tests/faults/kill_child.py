@@ -28,6 +28,7 @@ SMALL = {
     "LEAF_MAX_BYTES": 16_384,
     "FOLD_FRAMES": 40,
     "EXTEND_BYTES": 16_384,
+    "EXTEND_ROOM_BYTES": 0,
 }
 
 

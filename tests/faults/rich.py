@@ -34,6 +34,7 @@ SMALL = {
     "SEAL_CHECKPOINTS": 5,
     "FOLD_MIN": 2,
     "EXTEND_BYTES": 512,
+    "EXTEND_ROOM_BYTES": 0,
 }
 
 

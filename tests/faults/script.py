@@ -33,6 +33,7 @@ SMALL = {
     "FOLD_FRAMES": 24,
     "FOLD_MIN": 2,
     "EXTEND_BYTES": 8_192,
+    "EXTEND_ROOM_BYTES": 0,
     "TRIM_PAGES": 0,
 }
 

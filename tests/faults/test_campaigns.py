@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import SOAK
+from tests.conftest import SOAK, unsaved
 from tests.faults.campaign import Skip, Task
 from tests.faults.everything import CAMPAIGNS
 
@@ -12,6 +12,7 @@ QUICK = {"kill-points", "failing", "flush", "full", "model"}
 """Those that take no more than a few seconds."""
 
 
+@unsaved
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CAMPAIGNS]
 )

@@ -26,6 +26,7 @@ from holdfast.store.rows import Place, chunk_digest
 from holdfast.store.sqlite import Sqlite
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report
+from tests.conftest import unsaved
 from tests.faults import rich
 from tests.faults.calls import CHANGES, ShortWrite
 from tests.faults.damage import sql
@@ -349,6 +350,7 @@ def test_a_body_of_another_shape_with_a_sum_that_fits_is_damage_and_nothing_else
 HUGE = {"branch": ["head", "depth", "epoch", "line", "count", "generation", "at"], "record": ["prev", "i", "b"]}
 
 
+@unsaved
 @pytest.mark.slow
 @pytest.mark.parametrize("table", HUGE)
 def test_numbers_that_no_store_can_have_cost_neither_time_nor_memory(tmp_path, table):

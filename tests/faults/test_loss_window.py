@@ -8,7 +8,7 @@ import time
 import pytest
 
 import holdfast
-from holdfast.agent import branch
+from holdfast.agent import commits
 from holdfast.store import writer
 from tests.faults.campaign import ROOT
 from tests.faults.victim import Victim
@@ -63,7 +63,7 @@ def test_a_kill_costs_at_most_what_may_wait_and_nothing_before_a_flush(store_pat
 
 def test_the_documented_bounds_are_those_of_the_code():
     page = (ROOT / "docs" / "guide" / "durability.md").read_text(encoding="utf-8")
-    assert f"{branch.PENDING_MAX:,} changes of a branch" in page
+    assert f"{commits.PENDING_MAX:,} changes of a branch" in page
     assert f"{writer.QUEUE_BYTES // 2**20} MiB" in page
     assert f"those of the last {writer.GATHER_S * 1e3:g} ms" in page
     reads = f"began in the last {writer.HOLD_S * 1e3:g} ms, or that ended in the last {writer.GATHER_S * 1e3:g} ms"

@@ -23,6 +23,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import (
+    BadOption,
     HoldfastError,
     NotAnImage,
     NotEncrypted,
@@ -31,6 +32,7 @@ from holdfast.errors import (
     RollbackBlocked,
     UntrustedImage,
 )
+from holdfast.process import cooperation
 from tests.process.programs import AGENT, COUNTER, SERVER, Program, until
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
@@ -337,11 +339,16 @@ def test_an_agent_comes_back_with_its_store_and_what_it_did_since_is_undone(tmp_
         assert labels.count(f"booked {at + 1}") == 1
 
 
-@pytest.mark.parametrize("sends", ["the same", "another"])
-def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_path, sends):
+@pytest.mark.parametrize("sends", ["the same", "another", "the same in a run", "the same in a task"])
+def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_path, sends, monkeypatch):
     """It answers the process that comes back, as after any restart, or stops it if it asks for something else."""
     text = AGENT.replace(', compensate=lambda effect: open("booked", "a").write(f"undone {effect.args[\'n\']}\\n")', "")
     assert text != AGENT
+    if sends == "the same in a run":
+        text = text.replace("if __name__", "@holdfast.durable\ndef turn(agent, n):\n    book(n)\n\nif __name__")
+        text = text.replace("            book(n)\n", "            agent.run(turn, n)\n")
+    if sends == "the same in a task":
+        text = text.replace("            book(n)\n", "            with agent.task(f'turn {n}'): book(n)\n")
     if sends == "another":
         text = text.replace("book(n)\n", "book(n + 1_000 * os.path.exists('other'))\n")
     with Program(tmp_path / "clerk", text, store_path) as clerk:
@@ -353,8 +360,12 @@ def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_pa
         booked = (clerk.folder / "booked").read_text()
         with pytest.raises(RollbackBlocked):
             store.thaw("clerk")
+        with pytest.raises(BadOption, match="no effect to accept is called 'bok'"):
+            store.thaw("clerk", accept=["book", "bok"])
         (clerk.folder / "count").unlink()
         (clerk.folder / "other").touch()
+        if sends == "the same":  # whoever thaws may be killed, or clear up, before the process has heard of it
+            monkeypatch.setattr(cooperation, "thawing", lambda folder, uid: None)
         for _ in range(2):  # the second time the agent stands where it should, and what was done still stands
             store.thaw("clerk", accept=["book"])
             if sends == "another":

@@ -12,6 +12,7 @@ import pytest
 import holdfast
 from holdfast.errors import DiskFull, InvariantViolated
 from holdfast.store.engine import Unsure
+from tests.conftest import unsaved
 
 
 @pytest.fixture
@@ -130,6 +131,7 @@ def test_a_branch_whose_files_went_on_elsewhere_is_not_taken_again(store, coder,
     lease.release()
 
 
+@unsaved
 def test_what_was_never_saved_is_nothing_to_compare_with(store):
     agent = store.agent("rising", when=holdfast.When(changed_bytes=10**6))
     agent.state["x"] = 5

@@ -1039,7 +1039,7 @@ def test_so_may_none_that_came_along_in_a_checkpoint_of_ones_own(store_path, rep
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@holdfast.tool(effect="idempotent")
+@holdfast.tool(effect="idempotent", compensate=lambda effect: None)  # its files go back with the checkpoint
 def shell(command: str, where: str) -> str:
     return subprocess.run(["sh", "-c", command], cwd=where, check=True, capture_output=True, text=True).stdout
 
@@ -1093,7 +1093,12 @@ def test_a_coding_agent_killed_in_the_middle_of_an_edit_has_state_and_files_of_o
         kept = [point for point in agent.log(all=True) if point.validity == "suspect"]
         assert agent.read_file("src/f.py", kept[0]).endswith(b"half")
         assert store.verify().ok
-    for name in ("src/f.py", "LOG"):
-        assert (repo / name).read_bytes() == (copy / name).read_bytes()
-    assert not (repo / "README").exists()
-    subprocess.run(["git", "fsck"], cwd=repo, check=True, capture_output=True)
+        for name in ("src/f.py", "LOG"):
+            assert (repo / name).read_bytes() == (copy / name).read_bytes()
+        assert not (repo / "README").exists()
+        subprocess.run(["git", "fsck"], cwd=repo, check=True, capture_output=True)
+        agent.rollback("turn 1")  # what the later commands did is nowhere else
+        assert (repo / "README").exists()
+        assert not (repo / "LOG").exists()
+        said = subprocess.run(["git", "log", "--format=%s"], cwd=repo, check=True, capture_output=True, text=True)
+        assert said.stdout == "first\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
+
 import pytest
 
 import holdfast
@@ -156,6 +159,45 @@ def test_a_run_that_failed_needs_somebody_until_the_next_one_begins(place):  # n
     assert of(store.runs(sort="urgent", limit=4)) == [*first, ("fine-4", "finished")]
     assert of(store.runs(sort="urgent"))[:3] == first
     assert store.runs(sort="urgent", limit=20) == store.runs(sort="urgent")
+
+
+def slowly(where, told):
+    @holdfast.tool(name="fleet-slow")
+    def slow():
+        holdfast.effect().progress("half of it")
+        told.send_bytes(b"at it")
+        time.sleep(600)
+
+    with holdfast.open(where) as store, store.agent("slow", when=None) as agent:
+        agent.run(holdfast.durable(name="fleet-slowly")(lambda agent: slow()))
+
+
+def test_a_call_that_is_going_on_is_running_and_in_doubt_once_its_process_is_gone(place):  # noqa: F811
+    context = multiprocessing.get_context("fork")
+    heard, told = context.Pipe(duplex=False)
+    other = context.Process(target=slowly, args=(place.where, told))
+    other.start()
+    heard.recv_bytes()
+    store = place.open()
+    try:
+        (seen,) = store.effects()
+        assert (seen.status, [one.how for one in seen.attempts], seen.last_progress) == (
+            "running",
+            ["running"],
+            "half of it",
+        )
+        assert of(store.runs()) == [("slow", "running")]
+        assert not store.effects(in_doubt=True)
+        assert [one.status for one in store.agent("slow", readonly=True).effects()] == ["running"]
+    finally:
+        other.kill()
+        other.join()
+    deadline = time.monotonic() + 60
+    while not (found := store.effects(in_doubt=True)):  # a server hears of the end of a client a moment after it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (seen,) = found
+    assert (seen.status, [one.how for one in seen.attempts]) == ("in doubt", ["in doubt"])
 
 
 def test_what_failed_is_found_without_reading_the_others(places, monkeypatch):  # noqa: F811

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
+import pickle
 import random
 
 import pytest
@@ -604,7 +606,6 @@ def test_unsaved_changes_at_the_end_of_with_agent_are_warned_of_and_stay(opened,
 
     with pytest.warns(errors.UnsavedChanges, match="trip-7 has changes that are not saved"):
         leave_behind()
-    assert "not saved" in caplog.text
     assert agent.state == {"n": 1}
     agent.checkpoint("saved")
     with agent:
@@ -617,9 +618,42 @@ def test_unsaved_changes_at_the_end_of_with_agent_are_warned_of_and_stay(opened,
     with pytest.warns(errors.UnsavedChanges) as caught:
         asyncio.run(later())
     assert caught[0].filename == __file__
+    agent.state["n"] = 3
+    assert not caplog.records
     with pytest.raises(ValueError, match="mine"), agent:  # nothing hides it
         raise ValueError("mine")
-    assert opened().state == {"n": 1}
+    assert "trip-7 has changes that are not saved: state.n." in caplog.text
+    assert opened().state == {"n": 1}  # what was said is not said again when it is closed
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_handles_are_neither_copied_nor_saved_and_the_way_to_have_them_elsewhere_is_said(opened, way):
+    agent = opened()
+    for handle, there in (
+        (agent, r"holdfast\.open\(\.\.\.\)\.agent\(name\)"),
+        (agent._store, r"holdfast\.open\(place\)"),
+    ):
+        with pytest.raises(errors.BadOption, match=there):
+            way(handle)
+        with pytest.raises(errors.Unencodable, match="Save its name"):
+            agent.state["handle"] = handle
+    assert agent.state == {}
+
+
+def test_wrong_arguments_name_the_function_and_its_parameters(opened, world):
+    search, book, _ = world.tools()
+
+    @holdfast.durable(name="trip")
+    def trip(agent, city):
+        book("offer", "more")
+
+    agent = opened()
+    with pytest.raises(TypeError, match=r"^trip\(agent, city\): missing a required argument: 'city'$"):
+        agent.run(trip)
+    with pytest.raises(TypeError, match=r"^book\(offer\): too many positional arguments$"):
+        agent.run(trip, "Lisbon")
+    with pytest.raises(TypeError, match=r"^search\(city\): got an unexpected keyword argument 'town'$"), agent:
+        search("Lisbon", town="Lisbon")
 
 
 def test_what_was_done_since_somebody_looked_for_a_run_counts(tmp_path):

@@ -11,7 +11,7 @@ from holdfast.errors import Diverged, HoldfastError, RunEnded, Waiting
 from holdfast.run.claims import Loop, key_in
 from holdfast.run.host import position_of
 from holdfast.run.past import Past
-from tests.conftest import SOAK
+from tests.conftest import SOAK, unsaved
 from tests.run.bench import Crash
 
 
@@ -128,6 +128,7 @@ STEPS = (
 )  # fmt: skip
 
 
+@unsaved
 @pytest.mark.parametrize("seed", range(200 if SOAK else 5))
 def test_a_run_decides_as_if_it_had_read_everything(reopened, outside, seed):
     chance = random.Random(seed)

@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from tests.conftest import unsaved
 from tests.run.bench import Crash
 
 
@@ -567,6 +568,7 @@ def test_a_branch_that_went_its_own_way_is_not_due_for_what_it_inherited(opened,
     assert [info.branch for info in side._store.due()] == ["main"]
 
 
+@unsaved
 def test_a_branch_is_not_begun_with_changes_that_an_owned_one_cannot_save(opened, outside):
     agent = opened()
     put_off(agent, outside)

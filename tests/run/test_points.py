@@ -18,6 +18,7 @@ from holdfast import When, errors
 from holdfast.agent import points
 from holdfast.agent.branch import BranchWriter
 from tests import warm
+from tests.conftest import unsaved
 from tests.lives import killed
 
 
@@ -158,6 +159,7 @@ def test_a_step_where_nothing_is_due_costs_next_to_nothing(store):
     assert seen - {""} <= ways
 
 
+@unsaved
 def test_a_day_forward_and_back_on_the_clock_changes_labels_only(store_path, clock, monkeypatch):
     real, days = time.time_ns, [0]
     monkeypatch.setattr(time, "time_ns", lambda: real() + days[0] * 86_400 * 10**9)
@@ -306,6 +308,7 @@ def test_nothing_is_saved_in_the_middle_of_an_atomic_block(store):
     assert len(agent.log()) == 1
 
 
+@unsaved
 def test_another_task_or_thread_saves_nothing_in_the_middle_either(store):
     agent = store.agent("trip-7", when=When(every_steps=1))
     steps = []
@@ -508,6 +511,7 @@ def test_a_failing_phase_leaves_its_state_beside_the_line_and_the_last_good_one_
         assert again.verify().ok
 
 
+@unsaved
 def test_a_program_that_fails_again_and_again_and_goes_on_is_saved_all_the_same(store, clock):
     agent = store.agent("trip-7", when=When(every_s=10))
     for number in range(30):
@@ -545,6 +549,7 @@ def test_going_back_after_a_failure_is_no_second_one(store):
     assert store.costs("trip-7").failures == 2
 
 
+@unsaved
 def test_an_error_that_says_nothing_about_the_state_leaves_nothing_behind(store):
     agent = store.agent("trip-7", when=When(at_phase=True))
     agent.checkpoint("good")
@@ -569,6 +574,7 @@ def passes(state):
     return state["n"] > 0
 
 
+@unsaved
 def test_a_gate_saves_what_passes_and_nothing_else(store):
     agent = store.agent("trip-7", when=None)
     agent.state["n"] = 1
@@ -585,6 +591,7 @@ def test_a_gate_saves_what_passes_and_nothing_else(store):
     assert agent.head.label == "checked by asserts"
 
 
+@unsaved
 def test_a_state_that_changes_while_it_is_checked_does_not_pass(store):
     agent = store.agent("trip-7")
     agent.state["n"] = 1
@@ -636,6 +643,7 @@ def test_a_failed_gate_may_go_back_to_the_last_one_that_was_passed(store):
     assert not agent.dirty
     suspect = next(one for one in agent.log(all=True) if one.trigger == "gate failed")
     assert (suspect.state["n"], suspect.validity) == (-1, "suspect")
+    assert suspect.validity_reason == "trip-7 did not pass the gate 'validated': it returned False"
     assert store.verify().ok
 
 

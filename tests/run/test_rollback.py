@@ -8,6 +8,8 @@ import itertools
 import json
 import re
 import shutil
+import threading
+import time
 from ast import literal_eval
 
 import pytest
@@ -16,6 +18,7 @@ import holdfast
 from holdfast import errors
 from holdfast.run import records as rec
 from holdfast.run.effects import Absent, Found, Unknown
+from tests.conftest import unsaved
 from tests.lives import CHANGES, dies, point
 from tests.run.bench import Crash, Quick
 
@@ -792,6 +795,7 @@ def test_a_hook_is_not_asked_about_a_run_that_was_not_executed(opened, world, bo
 # -- what else begins meanwhile -------------------------------------------------------------------------------
 
 
+@unsaved
 def test_nothing_is_saved_on_top_of_a_rollback_that_has_not_ended(opened, world, book):
     agent = opened()
     agent.run(trip(book))
@@ -941,3 +945,102 @@ def test_a_killed_rollback_is_finished_by_the_next_process_and_undoes_everything
         if not died:
             break
     assert at > 20
+
+
+def test_a_call_that_ends_while_a_rollback_saves_keeps_nobody_waiting(opened, monkeypatch):
+    agent, called, may_end, over = opened(), threading.Event(), threading.Event(), threading.Event()
+
+    @holdfast.tool(name="saving.hold", compensate=lambda _: None)
+    def hold(what):
+        return what
+
+    @holdfast.tool(name="saving.read", effect="read")
+    def read():
+        called.set()
+        may_end.wait()
+
+    def reads():
+        with agent:
+            read()
+
+    def goes_back():
+        agent.rollback("start")
+        over.set()
+
+    agent.checkpoint("start")
+    with agent:
+        hold("a table")
+    agent.state["unsaved"] = True
+    threading.Thread(target=reads, daemon=True).start()
+    called.wait()
+    look = agent._writer.look
+
+    def looked():
+        may_end.set()
+        time.sleep(0.2)  # for the other one to have come as far as it can
+        return look()
+
+    monkeypatch.setattr(agent._writer, "look", looked)
+    threading.Thread(target=goes_back, daemon=True).start()
+    assert over.wait(60), "each waits for what the other has"
+    assert agent.head.label == "start"
+
+
+@pytest.mark.parametrize("made_in", ["a plain loop", "a run", "a task", "a run with more"])
+def test_a_thaw_that_is_killed_anywhere_leaves_nothing_to_be_done_twice(store_path, tmp_path, made_in):
+    """Accepted effects answer whoever goes on from the image's checkpoint, from the moment at which the agent is there.
+
+    A saved process and one that is started anew meet the same records.
+    """
+    ready, here, done = store_path.with_name("ready"), store_path, tmp_path / "done"
+
+    @holdfast.tool(name="leaving.book")
+    def book(what):
+        with done.open("a") as file:
+            file.write(f"{what}\n")
+        return f"seat in {what}"
+
+    @holdfast.tool(name="leaving.hold", compensate=lambda _: None)
+    def hold(what):
+        return what
+
+    @holdfast.durable(name="leaving.travel")
+    def travel(agent):
+        if made_in == "a run with more":  # which is undone
+            hold("a table")
+        return [book(what) for what in ("flight", "hotel", "car")]
+
+    def work(agent):
+        if "a run" in made_in:
+            return agent.run(travel)
+        with agent.task("trip") if made_in == "a task" else agent:
+            return [book(what) for what in ("flight", "hotel", "car")]
+
+    def thaw(path):
+        with holdfast.open(path) as store, store.agent("trip-7", when=None) as agent:
+            unknown, move = agent._plan_thaw("start", ["leaving.book"])
+            assert not unknown
+            move()
+
+    with holdfast.open(ready) as store, store.agent("trip-7") as agent:
+        agent.checkpoint("start")
+        seats = work(agent)
+        agent.checkpoint("booked")
+    booked = done.read_text()
+    for at in itertools.count(1):
+        shutil.copytree(ready, here)
+        died = dies(lambda: thaw(here), at, *CHANGES)
+        with holdfast.open(here) as store, store.agent("trip-7") as agent:
+            with agent:  # what was begun is finished first
+                pass
+            if agent.head.label == "start":
+                assert work(agent) == seats
+                assert done.read_text() == booked, "nothing is done twice"
+            else:
+                assert died
+                assert agent.head.label == "booked"
+            assert store.verify().ok
+        shutil.rmtree(here)
+        if not died:
+            break
+    assert at > 3

@@ -84,11 +84,12 @@ def ask(agent):
 
 
 def looping(look, began):
-    """Look again and again, until somebody says stop."""
+    """Look again and again, until somebody says stop. With a rest, since whoever does reads all that was recorded."""
     end = time.monotonic() + HANG_S
     while time.monotonic() < end:
         look()
         began.set()
+        time.sleep(0.002)
 
 
 def test_a_run_in_another_process_is_told_so_by_whoever_cancels_it_and_cleans_up(tmp_path):

@@ -27,6 +27,11 @@ def look(city: str) -> int:
     return len(WORLD)
 
 
+@holdfast.tool(name="task_say", effect="idempotent")
+def say(text: str) -> str:
+    return text
+
+
 @pytest.fixture(autouse=True)
 def _nothing_done():
     WORLD.clear()
@@ -246,3 +251,26 @@ def test_a_note_of_a_checkpoint_that_was_never_stored_says_nothing_about_the_nex
     with agent.task("turn 1"):
         book("A")
     assert WORLD == ["A"]
+
+
+def test_a_task_records_while_the_agent_goes_back(again):
+    """Each of the two waits for the other for a moment, and never for ever."""
+    agent, rounds, done = again(), 100, []
+    agent.checkpoint("first")
+
+    def record():
+        for number in range(rounds):
+            with agent.task(f"turn {number}"):
+                done.append(say(str(number)))
+
+    def go_back():
+        for number in range(rounds):
+            agent.state["number"] = number
+            done.append(agent.undo().id)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (record, go_back)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (len(done), agent.state) == (2 * rounds, {})

@@ -19,6 +19,7 @@ from holdfast.run import opened
 from holdfast.run import worker as working_on
 from holdfast.run.worker import Worker
 from tests import lives
+from tests.conftest import unsaved
 from tests.run import working
 
 
@@ -261,6 +262,7 @@ def test_a_run_that_submits_without_an_id_is_refused_as_it_would_submit_twice(tm
         assert [run.agent for run in store.runs()] == ["a"]
 
 
+@unsaved
 def test_handing_over_a_run_that_is_there_loses_no_changes(tmp_path):
     with holdfast.open(tmp_path / "store") as store:
         store.agent("a").submit(working.later.options(id="7"), "x")
@@ -421,7 +423,7 @@ def test_a_run_that_stopped_is_left_to_a_worker_by_whoever_has_no_function_of_it
         assert b.runs()[0].status == "waiting"
 
 
-def test_a_run_that_was_set_aside_is_tried_again_when_somebody_asks_for_it(tmp_path):
+def test_a_run_that_was_set_aside_is_tried_again_when_somebody_asks_for_it(tmp_path, outside):
     with holdfast.open(tmp_path / "store") as store:
         bad = store.submit(working.job, "x")
         handle = store.agent(bad.agent)

@@ -82,6 +82,9 @@ def main():
             if line == "take\n":
                 lease = place.take(program="child")
                 print("taken", lease.generation, flush=True)
+            elif line == "rest\n":
+                lease.rest()
+                print("rests", flush=True)
             elif line == "release\n":
                 lease.release()
                 print("released", flush=True)

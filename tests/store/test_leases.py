@@ -96,6 +96,50 @@ def test_a_released_lease_is_taken_up_again_until_somebody_else_had_it(place, ch
     assert (place.again(again), place.files()) == (None, [])
 
 
+def test_a_branch_that_rests_is_taken_up_again_without_its_file_being_opened(place, child, monkeypatch):
+    lease = place.take(purpose="test")
+    lease.rest()
+    lease.rest()
+    assert (lease.held, place.leases.alive(BRANCH, 1), place.leases.holders(), place.files()) == (
+        False,
+        False,
+        [],
+        ["1"],
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(leases_module, "_opened", None)
+        again = place.again(lease)
+    assert (again.held, again.generation, place.leases.holders()[0]["purpose"]) == (True, 1, "test")
+    assert child.say("try") == "agent-busy"
+    again.rest()
+    again.release()
+    assert place.files() == []
+
+
+@pytest.mark.parametrize("end", ["release", "kill"])
+def test_a_branch_that_rests_is_free_for_whoever_comes(place, child, end):
+    assert (child.say("take"), child.say("rest")) == ("taken 1", "rests")
+    if end == "kill":
+        child.kill()
+    lease = place.take()
+    assert (lease.generation, lease.unclean, place.files()) == (2, False, ["2"])
+    if end == "release":
+        lease.rest()
+        assert (child.say("take"), place.again(lease)) == ("taken 3", None)
+        assert place.files() == ["3"]
+
+
+def test_who_ends_well_leaves_no_file_of_a_branch_that_rests(place):
+    lease = place.take()
+    lease.rest()
+    place.leases.end_well()
+    assert place.files() == []
+    lease = place.take()
+    lease.rest()
+    del lease
+    assert place.files() == []
+
+
 def test_who_is_late_does_not_take_away_a_lease_that_is_taken_up_again(place, monkeypatch):
     lease, other, again = place.take(), Place(place.folder), []
     real = leases_module._opened
@@ -167,7 +211,7 @@ def test_what_lies_there_instead_of_a_lock_file_is_not_touched(place, tmp_path):
 # -- interrupts ---------------------------------------------------------------------------------------------
 
 
-CALLS = ("first", "take", "takeover", "busy", "again", "again, too late", "release")
+CALLS = ("first", "take", "takeover", "busy", "again", "again, too late", "again, rested", "rest", "release")
 
 
 def prepared(place, name):
@@ -175,11 +219,13 @@ def prepared(place, name):
     if name == "first":
         return place.take, None
     lease = place.take()
-    if name.startswith(("take", "again")) and name != "takeover":
+    if name == "again, rested":
+        lease.rest()
+    elif name.startswith(("take", "again")) and name != "takeover":
         lease.release()
     if name == "again, too late":
         place.take().release()
-    calls = {"again": lambda: place.again(lease), "release": lease.release}
+    calls = {"again": lambda: place.again(lease), "rest": lease.rest, "release": lease.release}
     return calls.get(name.partition(",")[0], lambda: place.take(takeover=name == "takeover")), lease
 
 
@@ -196,6 +242,22 @@ def test_an_interrupt_leaves_no_branch_locked(tmp_path, child, name, rounds, mon
         if lease is not None:
             lease.release()  # an interrupted release can be repeated
         assert child.say("try") == "free"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_is_interrupted_as_he_lets_a_branch_rest_does_not_count_as_its_writer(place, child, monkeypatch, when):
+    lease, real = place.take(), fcntl.fcntl
+
+    def struck_there(*args):
+        if when == "after":
+            real(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases_module.fcntl, "fcntl", struck_there)
+        with pytest.raises(KeyboardInterrupt):
+            lease.rest()
+    assert (lease.held, child.say("try")) == (False, "free")
 
 
 def test_a_signal_handler_in_the_middle_of_a_read_can_open_an_agent(store_path):

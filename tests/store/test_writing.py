@@ -391,3 +391,20 @@ def test_numbers_that_another_process_was_given_are_not_given_again(store_path, 
         assert made.metadata["caller"][0] == Path(__file__).name
         assert store.verify().ok
     assert labels(store_path) == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("tags", range(4))
+def test_commits_write_over_blocks_that_the_log_has(store_path, tags):
+    """Whatever came before them: a log that grows with each commit costs each of them a third more."""
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a", when=None)
+        agent.checkpoint("0")
+        for number in range(tags):  # by the writer's thread, which learns how long the log is
+            agent.tag(str(number))
+        for number in range(100):  # directly: about four pages each
+            agent.state["n"] = number
+            agent.checkpoint()
+        end = time.monotonic() + 60
+        while (store_path / "store.db-wal").stat().st_size < 2**21:
+            assert time.monotonic() < end, "the log is only as long as what is in it"
+            time.sleep(0.01)

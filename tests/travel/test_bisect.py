@@ -91,6 +91,8 @@ def test_an_expression_is_asked_about_all_and_says_when_it_was_bad_before(agent)
     assert found.whole
     assert [(one.label, two.label) for one, two in found.earlier] == [("c1", "c2")]
     assert "bad before" in str(found)
+    assert "assumed" not in str(found)
+    assert "at most one change is assumed" in str(agent.bisect(lambda state: state["budget"] >= 0))
     assert agent.bisect("budget >= 0").checkpoint.label == "c5"  # true is good
     assert not agent.bisect(when="budget > 100")
 

@@ -106,6 +106,48 @@ def test_statistics_since_the_baseline(agent):
     assert found.to_json()["alarms"][0]["place"] == "state.latency"
 
 
+def drifting(agent, names, put, steps=240):
+    """Each name's value drifts from step 150 on; ``put`` sets them."""
+    chance = random.Random(5)
+    for step in range(steps):
+        put(step, {name: 20 + chance.gauss(0, 1) + 6 * (step > 150) for name in names})
+        agent.checkpoint()
+    return agent.drift
+
+
+def test_places_in_lists_are_followed_where_they_are_named_from_either_end(agent):
+    agent.state["seen"] = [{"ms": 0.0}]
+    agent.state["pair"] = [0.0, 0.0]
+
+    def put(step, values):
+        agent.state["seen"].append({"ms": values["last"]})
+        agent.state["pair"][1] = values["second"]
+
+    drift = drifting(agent, ["last", "second"], put)
+    places = ["seen[-1].ms", "pair[1]", "pair[0]"]
+    assert [alarm.place for alarm in drift("baseline", paths=["pair"]).alarms] == []
+    found = drift("baseline", paths=[*places, "seen[-1]"])
+    assert {alarm.place for alarm in found.alarms} == {"state.seen[-1].ms", "state.pair[1]"}
+
+
+def test_places_that_come_and_go_take_nobody_s_room(agent):
+    def put(step, values):
+        agent.state["tasks"] = {f"{step}-{n}": n for n in range(300)} if step < 12 else {}
+        if step > 12:
+            agent.state["latency"] = values["ms"]
+
+    drift = drifting(agent, ["ms"], put)
+    assert [alarm.place for alarm in drift("baseline").alarms] == ["state.latency"]
+
+
+def test_a_value_that_came_where_a_dict_stood_is_told(agent):
+    agent.state["settings"] = 5
+    agent.checkpoint()
+    found = {one.name: (one.old, one.new) for one in agent.drift("baseline", paths=["settings"]).refused}
+    assert found["state.settings"] == (None, 5)
+    assert found["state.settings.limit"] == (10, None)
+
+
 # -- reconcile -------------------------------------------------------------------------------------------------------
 
 WANTED = {"settings": {"limit": 12, "colour": "blue"}}
@@ -149,10 +191,21 @@ def test_a_function_may_say_what_is_desired(agent):
     assert agent.state["settings"]["rate"] == 2.0
 
 
+def test_what_another_action_has_settled_is_not_done_again(agent):
+    def both(state):
+        return {"a": 1, "b": 2} if "a" not in state else {"a": 1, "b": 3}
+
+    SET.clear()
+    assert agent.reconcile(both, {"*": configure}, yes=True, actions=2).rounds == 1
+    assert [(path, want) for path, _, want in SET] == [("a", 1), ("b", 3)]
+
+
 def test_it_says_why_it_does_not_converge(agent):
     assert "names no tool" in agent.reconcile(WANTED, {"other.*": configure}, yes=True).why
     assert "changed nothing" in agent.reconcile(WANTED, {"*": stubborn}, yes=True).why
-    assert "limit of 1" in agent.reconcile({"a": 1, "b": 2}, {"*": configure}, yes=True, actions=1).why
+    found = agent.reconcile({"a": 1, "b": 2}, {"*": configure}, yes=True, actions=1)
+    assert "limit of 1" in found.why
+    assert [[one.where for one in some] for some in (found.done, found.left)] == [["state.a"], ["state.b"]]
     moving = iter(range(100))
     found = agent.reconcile(lambda state: {"n": next(moving)}, {"*": configure}, yes=True, rounds=2)
     assert "after 2 rounds" in found.why

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 import holdfast
 from holdfast.errors import BadExpression, BadOption, InvariantViolated
+from tests.conftest import unsaved
 
 
 @dataclass
@@ -89,6 +90,7 @@ def test_each_kind_refuses_what_breaks_it_and_nothing_else(agent, what, options,
     assert agent.checkpoint("mended").validity == "good"
 
 
+@unsaved
 def test_what_is_missing_breaks_nothing_unless_it_is_required(agent):
     agent.invariant("none", range=(0, 1), then="refuse")
     agent.checkpoint("ok")
@@ -116,6 +118,7 @@ def test_a_warning_marks_the_checkpoint_suspect_in_its_transaction_and_it_is_ope
     assert store.verify().ok
 
 
+@unsaved
 def test_every_way_to_save_is_guarded(store, agent):
     agent.invariant("budget >= 0", then="refuse")
     agent.state["budget"] = 1
@@ -199,6 +202,8 @@ def test_it_goes_back_by_itself_so_many_times_in_a_row_and_then_stops_with_the_p
         assert agent.checkpoint("bad") == good
         assert agent.state["budget"] == 1
         assert not agent.dirty
+    (failed, _) = agent.abandoned()
+    assert failed.validity_reason == "trip-7 breaks the invariant 'budget >= 0': it is false"
     agent.close()  # another process would count on, too
     agent = store.agent("trip-7", when=None)
     agent.invariant("budget >= 0", then="rollback", most=2)
@@ -234,6 +239,7 @@ def test_it_does_not_go_back_over_a_write(agent):
         agent.checkpoint("mended")
 
 
+@unsaved
 def test_what_is_judged_is_what_is_saved_whoever_changes_it_meanwhile(agent):
     """The function is slow, and another thread changes the state under it."""
     turn = threading.Event()

@@ -9,8 +9,9 @@ import threading
 import pytest
 
 import holdfast
-from holdfast.errors import BadOption
-from holdfast.travel import logs
+from holdfast import travel
+from holdfast.errors import BadOption, StoreFailed
+from holdfast.travel import journal
 
 
 @holdfast.tool(name="logged.pay")
@@ -42,7 +43,7 @@ def shop(agent):
 
 def test_lines_that_somebody_else_put_into_the_file_are_left_out(agent, shop):
     shop.error("mine")
-    (file,) = (line for line in [logs.Lines(agent).file])
+    (file,) = (agent._store.path / "logs").iterdir()
     bad = ['{"at": 1e400}', '{"at": NaN}', '{"at": 1e18}', '{"at": "now"}', '{"at": null}', "{}", "[" * 100_000, "[]"]
     file.write_text("\n".join([*bad, file.read_text()]))
     assert [line.text for line in agent.logs()] == ["mine"]
@@ -124,12 +125,38 @@ def test_a_log_that_cannot_be_written_disturbs_nobody(agent, shop, store_path):
 
 
 def test_a_file_is_bounded(agent, shop, monkeypatch):
-    monkeypatch.setattr(logs, "FILE_MAX_BYTES", 2_000)
+    monkeypatch.setattr(journal, "FILE_MAX_BYTES", 2_000)
     for number in range(100):
         shop.info("line %d", number)
     found = agent.logs()
     assert 5 < len(found) < 50
     assert found[-1].text == "line 99"
+
+
+def test_a_removed_agent_leaves_no_lines_and_no_verdicts(agent):
+    store = agent._store
+    other = store.agent("trip-70", when=None)
+    other.state["n"] = 1
+    other.checkpoint()
+    for one in (agent, other):
+        record = logging.makeLogRecord({"name": "app", "levelno": 40, "msg": f"of {one.name}"})
+        one.log_handler().handle(record)
+        one.bisect("n >= 0", minimise=False)
+    store.remove("trip-7", dry_run=True)
+    assert len(agent.logs()) == len(travel.log_of(agent)) == 1
+    store.remove("trip-7")
+    again = store.agent("trip-7", when=None)
+    assert agent.closed
+    assert (again.logs(), travel.log_of(again)) == ([], [])
+    assert [line.text for line in other.logs()] == ["of trip-70"]
+    assert len(travel.log_of(other)) == 1
+
+
+def test_lines_that_cannot_be_removed_with_their_agent_are_named(agent, store_path):
+    journal.Journal(str(store_path), journal.LOGS, "trip-7").file.mkdir(parents=True)  # cannot be unlinked
+    with pytest.raises(StoreFailed, match=r"trip-7 is removed, but lines .*"):
+        agent._store.remove("trip-7")
+    assert agent._store.agents() == []
 
 
 def test_a_metric_that_drifts_asks(agent):

@@ -112,6 +112,14 @@ def test_every_kind_of_function_does_as_before(program, function, act, result):
     assert found.met == 1
 
 
+def test_secrets_inside_of_arguments_are_not_shown(program):
+    given = {"to": "Rome", "api_key": "sk-abc", "more": [{"password": "hunter2"}]}
+    (found,), results, _ = captured(program, "look", [("look", given)], then="log")
+    assert results == [given]
+    assert "Rome" in found.values["amount"]
+    assert not any(secret in found.values["amount"] for secret in ("sk-abc", "hunter2"))
+
+
 def test_a_command_that_is_killed_leaves_nothing(program):
     code = f"""
 from holdfast.travel import Probe

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,9 @@ def store(tmp_path, monkeypatch):
 
 
 def files_of(store):
-    """Everything a store holds, but for what readers of a write-ahead log leave behind."""
+    """Everything a store holds, but for what readers of a write-ahead log leave behind, and room that is made in it."""
     return {
-        path.name: path.read_bytes()
+        path.name: path.read_bytes().rstrip(b"\0")
         for path in sorted(store.path.rglob("*"))
         if path.is_file() and not path.name.endswith("-shm")
     }
@@ -132,6 +133,11 @@ def test_the_first_difference_is_shown_with_the_line_of_the_program(store, trips
     assert two.difference.kind == "state"
     assert two.difference.differs[0].startswith("state.now: ")
     assert [one.same for one in two.checkpoints] == [True, False]
+    with pytest.raises(ValueError, match="over budget"):
+        store.agent("end").run(trips.travel, "TP1234")
+    (other / "trips.py").write_text(text.replace('raise ValueError("over budget")', "return"))
+    end = store.replay("end", program=PROGRAM, code=str(other))
+    assert str(end.difference).startswith("at the end\n  expected: failed: ValueError")
 
 
 def test_a_replay_can_do_nothing_outside_and_names_the_line_that_tried(store, trips, tmp_path, monkeypatch):
@@ -218,3 +224,72 @@ def test_a_checkpoint_names_the_run_in_which_it_was_taken(store, trips):
     assert two.run != first
     with pytest.raises(holdfast.errors.BadOption, match="not taken in a run"):
         store.replay("a", "by hand", program=PROGRAM)
+
+
+@pytest.mark.parametrize("mood", ["gone", "bad", "good"])
+def test_a_run_that_was_taken_back_into_its_middle_and_resumed_is_replayed_without_what_was_left_behind(
+    store, trips, monkeypatch, mood
+):
+    agent, towns = store.agent(mood), ["Rome", "Oslo", "Bonn", "Kyiv"]
+    monkeypatch.setattr(trips, "FARES", {"mood": mood, "Bonn": 20})
+    with suppress(KeyboardInterrupt, ValueError):
+        agent.run(trips.shop, towns)
+    agent.rollback("Oslo", accept=["trip_book"])
+    first = store.replay(mood, program=PROGRAM)  # nobody has gone on: it is as it was executed
+    labels = ["began", *towns, *(["run shop finished"] if mood == "good" else [])]
+    assert [one.label for one in first.checkpoints] == labels
+    assert first.status == {"gone": "recorded up to 14: trip_mood()", "bad": "failed", "good": "finished"}[mood]
+    assert first.same, first
+    bonn = next(one for one in agent.log(all=True) if one.label == "Bonn")
+    trips.FARES = {"mood": "good", "Bonn": 200, "Kyiv": 600}
+    assert agent.run(trips.shop, towns) == 0
+    again, then = (store.replay(mood, run, program=PROGRAM) for run in (None, bonn))
+    assert again.run == then.run == first.run
+    assert again.same, again
+    assert (again.result, again.compared) == ("0", 6)
+    assert then.same, then
+    assert [one.label for one in then.checkpoints] == labels
+    found = agent.bisect(lambda state: state.get("left", 1000) >= 700, program=PROGRAM)
+    assert found.checkpoint.label == "Bonn"
+    assert (found.turn.after, found.no_turn) == ("trip_fare(town='Bonn')", "")
+    assert "rolled back" not in {one.status for one in found.cause.effects}
+    same, other = store.what_if(
+        mood, travel.WhatIf(results={"trip_fare#3": 600}), travel.WhatIf(results={"trip_fare#2": 20}), program=PROGRAM
+    )
+    assert same.same, same
+    assert other.stopped.startswith("it would write: trip_book(flight='Bonn', amount=20)")  # that was before
+
+
+def test_calls_of_tasks_complete_in_the_order_of_the_execution_that_counts(store, trips, monkeypatch, tmp_path):
+    agent = store.agent("tasks")
+    monkeypatch.setattr(trips, "FARES", {"a": 0.0, "b": 0.05})
+    asyncio.run(agent.arun(trips.shops, ["a", "b"]))
+    agent.rollback("began")
+    trips.FARES = {"a": 0.05, "b": 0.0}
+    assert asyncio.run(agent.arun(trips.shops, ["a", "b"])) == "B"
+    found = store.replay("tasks", program=PROGRAM)
+    assert found.same, found
+    assert found.result == "'B'"
+    other = tmp_path / "other"
+    other.mkdir()
+    text = Path(PROGRAM).read_text().replace("trip_queue(town)", "trip_queue(town + town)")
+    (other / "trips.py").write_text(text)
+    changed = store.replay("tasks", program=PROGRAM, code=str(other))
+    assert (changed.failed, changed.difference.actual) == ("", "trip_queue(town='aa')")
+
+
+def test_a_run_that_was_begun_anew_under_its_id_and_the_one_before_it_are_two(store, trips, monkeypatch):
+    agent = store.agent("anew", when=None)
+    agent.checkpoint("before")
+    found, first = [], None
+    for fare in (200, 300):
+        monkeypatch.setattr(trips, "FARES", {"Rome": fare})
+        agent.run(trips.shop.options(id="trip", again=fare == 300), ["Rome"])
+        ended = agent.head
+        first = first or ended
+        agent.rollback("before")
+        found += [(store.replay("anew", run, program=PROGRAM), 1000 - fare) for run in ("trip", ended)]
+    found += [(store.replay("anew", first, program=PROGRAM), 800)]
+    for one, left in found:
+        assert one.same, one
+        assert one.result == str(left)

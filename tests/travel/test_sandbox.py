@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import gc
-import importlib.util
 import os
+import resource
 import sqlite3
-import sys
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from holdfast.travel.jobs import Workers
+from tests.travel.conftest import loaded
 
 PROGRAM = """
-import asyncio, functools, multiprocessing, os, shutil, sqlite3
+import asyncio, functools, multiprocessing, os, shutil, signal, sqlite3, time
+from multiprocessing import shared_memory
+from resource import RLIMIT_NOFILE, prlimit
 from pathlib import Path
 import holdfast
 
@@ -67,6 +69,38 @@ def spawn(agent, place):
 def fifo(agent, place):
     os.mkfifo(place / "new")
 
+def own(agent, place):
+    os.mkfifo("here")
+    os.nice(1)
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0))
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+    prlimit(int(place.name), RLIMIT_NOFILE)
+
+def pidfd(agent, place):
+    signal.pidfd_send_signal(os.pidfd_open(int(place.name)), signal.SIGTERM)
+
+def priority(agent, place):
+    os.setpriority(os.PRIO_PROCESS, int(place.name), 5)
+
+def cores(agent, place):
+    os.sched_setaffinity(int(place.name), {min(os.sched_getaffinity(0))})
+
+def scheduler(agent, place):
+    os.sched_setscheduler(int(place.name), os.SCHED_BATCH, os.sched_param(0))
+
+def limit(agent, place):
+    prlimit(int(place.name), RLIMIT_NOFILE, (64, 64))
+
+def memory(agent, place):
+    shared_memory.SharedMemory(create=True, size=16)
+
+def clock(agent, place):
+    time.clock_settime(-99, 0)
+
+def log(agent, place):
+    import syslog
+    syslog.syslog("again")
+
 @holdfast.durable
 def go(agent, way):
     agent.state["n"] = 1
@@ -75,21 +109,17 @@ def go(agent, way):
         globals()[way](agent, Path(os.environ["SANDBOXED"]))
     return 1
 """
-HELD_BY_THE_HOOK = ["rmtree", "dir_fd", "unlink", "link", "mode", "wait_for", "resource"]
-HELD_BY_THE_SYSTEM = ["attach", "vacuum", "spawn", "fifo"]
+HELD_BY_THE_HOOK = ["rmtree", "dir_fd", "unlink", "link", "mode", "wait_for", "resource", "fifo"]
+HELD_BY_THE_SYSTEM = ["attach", "vacuum", "spawn"]
+TOLD_TO_NO_HOOK_BY_PYTHON = ["pidfd", "priority", "cores", "scheduler", "limit", "memory", "clock", "log"]
 
 
 @pytest.fixture
 def program(tmp_path):
     path = tmp_path / "accidents.py"
     path.write_text(PROGRAM)
-    spec = importlib.util.spec_from_file_location("accidents", path)
-    module = sys.modules["accidents"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["accidents"]
-    vars(module).clear()
-    gc.collect()
+    with loaded(path) as module:
+        yield module
 
 
 def seen(place):
@@ -132,3 +162,32 @@ def test_file_systems_are_read_only_for_what_no_hook_sees(tmp_path, program, mon
     assert os.getuid() == 0
     assert replayed(tmp_path, program, monkeypatch, HELD_BY_THE_SYSTEM) == []
     assert Path(tmp_path, "outside", "kept").read_text() == "of the user"
+
+
+def test_other_processes_and_the_machine_are_left_alone(tmp_path, program, monkeypatch):
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other,
+        holdfast.open(tmp_path / "store") as store,
+        Workers(),
+    ):
+        pid = other.pid
+        monkeypatch.setenv("SANDBOXED", str(pid))
+
+        def state():
+            return (
+                other.poll(), os.getpriority(os.PRIO_PROCESS, pid), os.sched_getaffinity(pid),
+                os.sched_getscheduler(pid), resource.prlimit(pid, resource.RLIMIT_NOFILE),
+            )  # fmt: skip
+
+        before = state()
+        for way in [*TOLD_TO_NO_HOOK_BY_PYTHON, "own"]:
+            with monkeypatch.context() as patched:
+                patched.delenv("SANDBOXED")
+                store.agent(way).run(program.go, way)
+            found = store.replay(way, program=program.__file__)
+            assert [one["line"].rpartition(":")[0] for one in found.blocked[:1]] == (
+                [program.__file__] if way != "own" else []
+            ), (way, found)
+            assert found.same == (way == "own"), (way, found)
+            assert state() == before, way
+        other.stdin.close()

@@ -6,6 +6,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import BadExpression, BadOption, WatchTriggered
+from tests.conftest import unsaved
 
 
 @holdfast.tool(effect="write", name="watched.pay")
@@ -26,6 +27,7 @@ def agent(store):
     return agent
 
 
+@unsaved
 def test_it_is_met_at_a_step_a_checkpoint_and_a_call(agent, caplog):
     watch = agent.watch("budget", when="new < 0")
     agent.step()
@@ -87,6 +89,7 @@ def test_it_asks_for_a_checkpoint_at_the_next_safe_point_and_takes_none_itself(a
         assert agent.step() is None
 
 
+@unsaved
 def test_a_place_that_comes_and_goes_and_large_ones_are_watched(agent):
     agent.state["rows"] = [{"n": n} for n in range(5_000)]
     agent.checkpoint()
@@ -128,6 +131,7 @@ def test_what_a_run_does_again_is_not_told_again(store):
     assert [hit.new for hit in watch.hits][first:] == [-2]
 
 
+@unsaved
 def test_mistakes_are_told_at_once(agent, store):
     with pytest.raises(BadOption):
         agent.watch("budget", then="explode")

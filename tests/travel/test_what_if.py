@@ -60,6 +60,7 @@ def test_each_thing_that_can_be_different_shows_where_the_ways_part_and_what_cam
     assert dear.status == "failed"
     assert dear.error == "ValueError: over budget"
     assert dear.check is False
+    assert (cheap.check, arg.check) == (True, None)  # nobody knows how one ends that was stopped
     assert (dear.difference.kind, dear.difference.path) == ("state", "2")
     assert dear.difference.differs == ["state.budget: 200 -> -400"]
     assert arg.stopped.startswith("it would read: trip_price(flight='TP12') at ")
@@ -78,30 +79,32 @@ def test_each_thing_that_can_be_different_shows_where_the_ways_part_and_what_cam
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "said", "hint"),
     [
-        ({"results": {"trip_prise": 3}}, r"no tool or call 'trip_prise' .*"),
-        ({"results": {"trip_price#1": 3}}, r"no tool or call 'trip_price#1'"),
-        ({"results": {"7": 3}}, r"no tool or call '7'"),
-        ({"allow": ["trip_bok"]}, r"no tool 'trip_bok'"),
-        ({"tools": {"trip_bok": f"{PROGRAM}:travel"}}, r"no tool 'trip_bok'"),
-        ({"tools": {"trip_price": f"{PROGRAM}:prise"}}, r"no function 'prise'"),
-        ({"args": {"fligth": "TP1"}}, r"no argument 'fligth'"),
-        ({"state": {"bugdet.left": 1}}, r"the state has nothing at"),
-        ({"state": {"budget": 1}, "at": "before"}, r"is not of run"),
+        ({"results": {"trip_prise": 3}}, r"no tool or call 'trip_prise'", "Its calls: trip_book (1), trip_price (1)."),
+        ({"results": {"trip_price#1": 3}}, r"no tool or call 'trip_price#1'", "Its calls: "),
+        ({"results": {"7": 3}}, r"no tool or call '7'", "Its calls: "),
+        ({"allow": ["trip_bok"]}, r"no tool 'trip_bok'", "See `holdfast effects`"),
+        ({"tools": {"trip_bok": f"{PROGRAM}:travel"}}, r"no tool 'trip_bok'", "See `holdfast effects`"),
+        ({"tools": {"trip_price": f"{PROGRAM}:prise"}}, r"no function 'prise'", "Write it MODULE:FUNCTION"),
+        ({"args": {"by. what": "TP1"}}, r"no argument 'by. what'", "It has: flight."),
+        ({"state": {"bugdet.left": 1}}, r"the state has nothing at state.bugdet.left", "See `holdfast show`."),
+        ({"state": {"budget": 1}, "at": "before"}, r"is not of run", "See `holdfast log`"),
     ],
 )
-def test_what_is_nowhere_cannot_be_different(store, trips, wrong, said):
+def test_what_is_nowhere_cannot_be_different(store, trips, wrong, said, hint):
     agent = store.agent("trip")
     agent.checkpoint("before")
     agent.run(trips.travel, "TP1")
     with pytest.raises(holdfast.errors.BadOption, match=said) as refused:
         store.what_if("trip", WhatIf(**wrong), program=PROGRAM)
-    assert "\\n" not in str(refused.value)
+    assert refused.value.hint.startswith(hint)
 
 
 def test_what_came_of_a_variation_is_kept_as_a_branch_that_says_that_it_never_happened(store, trips):
     store.agent("trip").run(trips.travel, "TP1")
+    (found,) = store.what_if("trip", WhatIf(state={"note": 1}), program=PROGRAM)
+    assert found.difference.differs == ["state.note: (not there) -> 1", "state: reordered"]
     (found,) = store.what_if("trip", WhatIf(state={"budget": 10}, at="priced"), program=PROGRAM)
     assert store.keep(found, "richer", why="budget 10") == "richer"
     kept = store.agent("trip", branch="richer")
@@ -136,6 +139,7 @@ def test_a_fix_is_one_when_the_failure_is_gone_and_healthy_runs_go_the_same_way(
     told = asked("fixed")
     assert told.problems[0].startswith("nobody can say: it would write: trip_book(flight='TP1234', amount=600)")
     assert asked("fixed", allow=["trip_book"]).good
+    assert asked("fixed", allow=["trip_book"], checks=["exists(budget)"]).good  # it holds before, and the run raises
     shy = asked("shy")  # what it does there nobody has seen, because it was not let
     assert shy.after.status == "finished"
     assert shy.problems[0].startswith("nobody can say: it was refused: ")
@@ -222,6 +226,8 @@ def test_the_smallest_set_that_still_fails_is_found(store, trips):
         store.agent("trip").run(trips.travel, "TP1234")
     results = store.minimise("trip", "results", program=PROGRAM)
     assert results.items == ["trip_price at 1: 600"]
+    assert results.unknown.startswith("it would write: trip_book(flight='TP1234', amount=0)")
+    assert store.minimise("trip", "results", program=PROGRAM, allow=["trip_book"]).unknown == ""
 
 
 def test_pdb_goes_to_steps_of_the_run_and_back(store, trips, tmp_path):
@@ -238,6 +244,7 @@ def test_pdb_goes_to_steps_of_the_run_and_back(store, trips, tmp_path):
     assert "step 4: trip_book" in said[4]
     assert "step 3: checkpoint" in said[5]
     assert "step 2: trip_price" in said[6]
+    assert "(replay) The same way: run " in ended.stdout  # what came of it, unless a person ends it
     assert ended.returncode == 0, ended.stderr
 
 
@@ -325,6 +332,7 @@ def test_the_verbs_say_what_they_found_and_end_with_their_codes(store, trips, tm
     many = said("what-if", "trip", "--result", "trip_price=[100, 900]", "--each", code=0)
     assert [one["name"] for one in many["variations"]] == ["trip_price = 100", "trip_price = 900"]
     assert [one["status"] for one in many["variations"]] == ["stopped", "failed"]
+    assert not said("what-if", "trip", "--result", "trip_price=100", "--check", "budget >= 0", code=7)["branch"]
     blamed = warm.run(
         [*HOLDFAST, str(tmp_path / "store"), "blame", "trip", "budget", "--line", PROGRAM, "--json"],
         capture_output=True, text=True, check=True,

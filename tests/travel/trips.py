@@ -15,6 +15,7 @@ from pathlib import Path
 import holdfast
 
 MOOD = {"fail": False, "noise": False, "extra": False}
+FARES = {}
 
 
 @holdfast.tool(effect="read")
@@ -86,6 +87,59 @@ def varied(agent, towns):
         state["log"].append("thanks")
     state["end"] = agent.now()
     return state["log"][-1]
+
+
+@holdfast.tool(effect="read")
+def trip_fare(town: str) -> int:
+    return FARES.get(town, 100)
+
+
+@holdfast.tool(effect="read")
+def trip_mood() -> str:
+    if FARES.get("mood") == "gone":
+        raise KeyboardInterrupt
+    return FARES.get("mood", "")
+
+
+@holdfast.tool(effect="read")
+async def trip_queue(town: str) -> str:
+    await asyncio.sleep(FARES.get(town, 0.0))
+    return town.upper()
+
+
+@holdfast.durable
+def shop(agent, towns):
+    """Buys what is cheap, as far as it gets. What it is told differs from one execution to the next."""
+    state = agent.state
+    state["left"], state["seats"] = 1000, []
+    agent.checkpoint("began")
+    for town in towns:
+        fare = trip_fare(town)
+        state["left"] -= fare
+        agent.checkpoint(town)
+        if fare < 150:
+            state["seats"].append(trip_book(town, fare))
+            if fare < 50:
+                state["seats"].append(trip_weather(town))
+    if trip_mood() == "bad":
+        raise ValueError("no more")
+    state["home"] = True
+    return state["left"]
+
+
+@holdfast.durable
+async def shops(agent, towns):
+    agent.state["seen"] = []
+    agent.checkpoint("began")
+
+    async def visit(town):
+        agent.state["seen"].append(await trip_queue(town))
+
+    async with asyncio.TaskGroup() as group:
+        for town in towns:
+            group.create_task(visit(town))
+    agent.checkpoint("seen")
+    return agent.state["seen"][0]
 
 
 @holdfast.durable

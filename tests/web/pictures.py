@@ -6,9 +6,12 @@ store's folder. Fonts are those of the machine; with Debian's ``fonts-inter`` th
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import tempfile
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -19,22 +22,25 @@ from tests.web.conftest import chromium, serving
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 PICTURES = {
-    "agents": "/", "timeline": "/timeline/trip-7", "state": "/state/trip-7", "diff": "/diff/trip-7",
-    "runs": "/runs/trip-7", "back": "/back/trip-7?to=asked", "dumps": "/dumps", "why": "/why/trip-7",
-    "health": "/health",
+    "agents": "/", "timeline": "/timeline/trip-7", "state": "/state/trip-7",
+    "diff": "/diff/trip-7?old=baseline&new=main", "runs": "/runs/trip-7", "back": "/back/trip-7?to=asked",
+    "dumps": "/dumps", "why": "/why/trip-7?ask=bisect&when=budget < 500", "health": "/health",
 }  # fmt: skip
 FIXED = """() => {
   const ids = new Map();
   const ages = ["just now", "12 s ago", "40 s ago", "1 min ago", "2 min ago", "3 min ago", "5 min ago", "8 min ago"];
-  let age = 0;
+  const spans = ["52.3 ms", "31.8 ms", "24.1 ms"];
+  let [age, span] = [0, 0];
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walk.nextNode(); node; node = walk.nextNode()) {
     node.nodeValue = node.nodeValue
-      .replace(/\\b(?=[0-9a-f]*[0-9])[0-9a-f]{12}\\b/g, (id) => {
+      .replace(/\\b(?=[0-9a-f]*[0-9])[0-9a-f]{12,64}\\b/g, (id) => {
         if (!ids.has(id)) ids.set(id, (0x3f2a7c81d59b + ids.size * 0x1d3b5f7a91c3).toString(16).slice(-12));
-        return ids.get(id);
+        return ids.get(id).repeat(6).slice(0, id.length);
       })
       .replace(/just now|\\b\\d+ (s|min|h) ago/g, () => ages[Math.min(Math.floor(age++ / 3), ages.length - 1)])
+      .replace(/\\b[\\d.]+ (ms|µs)/g, () => spans[span++ % spans.length])
+      .replace(/\\b[\\d.]+ GiB/g, "71.6 GiB")
       .replace(/process \\d+/g, "process 4711")
       .replace(/\\/tmp\\/[\\w\\/-]+\\/\\.holdfast/g, "/home/me/trips/.holdfast");
   }
@@ -72,11 +78,36 @@ def fleet(place: Path) -> None:
                         agent.run(checkout.options(wait=False), order)
 
 
+def crawl(place: Path, told: Connection) -> None:
+    """An agent in the middle of a call."""
+
+    @holdfast.tool
+    def read_pages() -> None:
+        holdfast.effect().progress("12 of 240 pages")
+        told.send_bytes(b"at it")
+        time.sleep(3600)
+
+    @holdfast.durable
+    def research(agent: holdfast.Agent) -> None:
+        agent.checkpoint("sources chosen")
+        read_pages()
+
+    with holdfast.open(place) as store, store.agent("research-1", when=None) as agent:
+        agent.run(research)
+
+
 def main(names: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
         place = Path(folder, ".holdfast")
         sample.make(str(place))
         fleet(place)
+        context = multiprocessing.get_context("fork")
+        heard, told = context.Pipe(duplex=False)
+        working = context.Process(target=crawl, args=(place, told), daemon=True)
+        working.start()
+        ends.callback(working.kill)
+        heard.recv_bytes()
+        playwright = ends.enter_context(sync_playwright())
         browser = playwright.chromium.launch(
             executable_path=chromium(),
             args=["--no-sandbox", "--font-render-hinting=none", "--force-color-profile=srgb"],
@@ -90,6 +121,7 @@ def main(names: list[str]) -> None:
                 if names and name not in names:
                     continue
                 tab.goto(page.url + address)
+                tab.wait_for_selector("h1" if "?ask" not in address else "#answer[data-state=done]")
                 tab.wait_for_timeout(700)  # for what scripts draw
                 tab.evaluate(FIXED)
                 tab.screenshot(path=IMAGES / f"page-{name}.png")

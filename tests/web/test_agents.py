@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from contextlib import closing, suppress
 
 import pytest
@@ -77,6 +78,33 @@ def test_each_agent_has_the_status_that_it_is_in(fleet):
     assert found["failed"]["runs"] == {"failed": 1}
     assert found["waiting"]["run"]["signal"] == "go"
     assert found["idle"]["size_bytes"] > 0
+
+
+def test_one_at_work_has_a_heartbeat_and_its_progress_and_nothing_in_doubt(tmp_path):
+    def crawl(told):
+        @holdfast.tool(name="agents.crawl")
+        def pages():
+            holdfast.effect().progress("12 of 240")
+            told.send_bytes(b"at it")
+            time.sleep(600)
+
+        with holdfast.open(tmp_path / "store") as store, store.agent("busy", when=None) as agent:
+            agent.run(holdfast.durable(name="agents.crawl-all")(lambda agent: pages()))
+
+    context = multiprocessing.get_context("fork")
+    heard, told = context.Pipe(duplex=False)
+    process = context.Process(target=crawl, args=(told,))
+    process.start()
+    heard.recv_bytes()
+    with holdfast.open(tmp_path / "store") as store:
+        (line,) = ask(agents, store)["agents"]
+        assert (line["status"], line["in_doubt"], line["writer"]["pid"]) == ("running", 0, process.pid)
+        assert line["heartbeat"] == line["updated"] > line["doing"]["at"]
+        assert (line["doing"]["tool"], line["doing"]["progress"]) == ("agents.crawl", "12 of 240")
+        process.kill()
+        process.join()
+        (line,) = ask(agents, store)["agents"]
+        assert (line["status"], line["in_doubt"], line["heartbeat"]) == ("needs attention", 1, None)
 
 
 @pytest.mark.parametrize("status", ["waiting", "failed", "interrupted", "open"])

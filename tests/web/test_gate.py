@@ -6,25 +6,33 @@ import asyncio
 import getpass
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
 import time
+from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
 import httpx
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 import holdfast
 from holdfast.web import place as asking
+from holdfast.web import server
 from holdfast.web.app import ACTIONS, House
 from holdfast.web.asked import Asked
 from holdfast.web.gate import Doors
 from holdfast.web.place import Place
 from holdfast.web.server import _config
+from holdfast.web.words import address as address_of
 from holdfast.web.words import environment, shown
 from tests import warm
 from tests.conftest import from_outside_nothing
@@ -106,7 +114,9 @@ def test_a_token_lets_in_once_and_stands_in_a_file_of_its_own_user(served, stran
 
 def test_the_cookie_is_strict_and_has_a_name_of_its_own(served, made):
     with served.stranger() as mine, serving(made) as other, other.browser() as theirs:
-        cookie = mine.get(served.enter).headers["set-cookie"]
+        entered = mine.get(served.enter)
+        assert '<link rel="icon" href="/static/' in entered.text  # else the browser asks for another, and complains
+        cookie = entered.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=Strict" in cookie
         assert cookie.partition("=")[0] not in theirs.cookies
@@ -354,6 +364,96 @@ def test_what_is_done_is_recorded_with_who_did_it(changing):
     assert said["by"] == getpass.getuser()
 
 
+ODD = ("a?b#c%20d", "a/../b", "..", "a//b", "x/", "a\\b", "turned\u202e round", "a b&c=d", "%2e%2e", "<b>", "'\"")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """Agents whose names mean something else in an address, or in a page."""
+    place = tmp_path_factory.mktemp("odd") / "store"
+    with holdfast.open(place) as store:
+        for name in ODD:
+            with store.agent(name, when=None) as agent:
+                agent.state["messages"] = [{"role": "user", "content": name}] * 60
+                for label in ("first", "second"):
+                    agent.checkpoint(label)
+    with from_outside_nothing(), serving(place, "--allow-changes") as page, page.browser() as visitor:
+        yield page, visitor
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_agent_can_be_looked_at_and_changed_whatever_its_name_is(odd, name):
+    page, visitor = odd
+    for view in ("timeline", "state", "diff", "runs", "history", "why", "back"):
+        address = urljoin(page.url, address_of(f"/{view}", agent=name))
+        text = visitor.get(address).text
+        for form in Forms.of(text):
+            if not form["action"]:  # a script answers it
+                continue
+            if form["method"] == "get":  # browsers put the fields of such a form in the place of the query
+                asked = urljoin(address, form["action"]).split("?")[0] + "?" + urlencode(form["fields"])
+                assert visitor.get(asked.replace("/timeline", "/api/timeline")).status_code == 200, asked
+            elif "agent" in form["fields"]:
+                assert form["fields"]["agent"] == name
+    talk = urljoin(page.url, address_of("/conversation", agent=name, path="state.messages"))
+    (earlier,) = re.findall(r'class="button" href="([^"]+)">Earlier', visitor.get(talk).text)
+    assert "state.messages[0]" in visitor.get(urljoin(talk, unescape(earlier))).text
+    fields = next(one["fields"] for one in Forms.of(visitor.get(address).text) if one["action"] == "/tag")
+    answer = visitor.post("/tag", data={**fields, "name": "kept", "at": "first"}, headers={"Origin": page.url})
+    assert answer.status_code == 303
+    plan = urljoin(page.url, address_of("/back", agent=name, to="first"))
+    fields = next(one["fields"] for one in Forms.of(visitor.get(plan).text) if one["action"] == "/rollback")
+    answer = visitor.post("/rollback", data={**fields, "typed": shown(name)}, headers={"Origin": page.url})
+    assert answer.status_code == 303
+
+
+class Forms(HTMLParser):
+    """The forms of a page: where they lead, and what they send when nothing is typed."""
+
+    @classmethod
+    def of(cls, text):
+        parser = cls()
+        parser.found = []
+        parser.feed(text)
+        return parser.found
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag == "form":
+            self.found.append({"action": given.get("action", ""), "method": given.get("method", "get"), "fields": {}})
+        elif tag == "input" and given.get("type") == "hidden":
+            self.found[-1]["fields"][given["name"]] = given["value"]
+
+
+def test_a_connection_over_which_nothing_comes_or_goes_is_dropped(monkeypatch):
+    monkeypatch.setattr(server, "PATIENCE_S", 0.2)
+
+    async def answer(scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * (1 if scope["path"] == "/" else 32 << 20)})
+
+    async def until(what):
+        while not what():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+    async def talking():
+        config = uvicorn.Config(answer, http=server._Connection, lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(lambda: config.http(config, state, {}), "127.0.0.1", 0)
+        ask = b"GET %s HTTP/1.1\r\nHost: page\r\n\r\n"
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost:", ask % b"/" + b"GET /", ask % b"/large"):
+            with socket.create_connection(listening.sockets[0].getsockname()) as link:
+                link.sendall(sent)
+                async with asyncio.timeout(60):
+                    await until(lambda: state.connections)
+                    await until(lambda: not state.connections)
+        listening.close()
+
+    asyncio.run(talking())
+
+
 def test_a_form_is_bounded(changing):
     page, visitor = changing
     large = {**TAG, "csrf": token_of(visitor), "why": "x" * 2_000_000}
@@ -392,4 +492,4 @@ def test_an_action_that_takes_long_is_waited_for(made, monkeypatch):
 
 
 def test_the_parser_with_a_bound_for_headers_is_used_whatever_is_installed(made):
-    assert _config(House(Place(str(made)), Doors(frozenset({"http://page"})), "me")).http == "h11"
+    assert issubclass(_config(House(Place(str(made)), Doors(frozenset({"http://page"})), "me")).http, H11Protocol)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -17,12 +18,14 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast import crash
 from holdfast.errors import BadOption, HoldfastError, NotInDump, RollbackBlocked, UnknownRevision
+from holdfast.schemas import effect_json
 from holdfast.travel import Held, Look, parse_path
-from holdfast.web import back, dumps, export, runs, state, timeline, why, words
+from holdfast.web import app, back, dumps, export, runs, state, timeline, why, words
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief
 from holdfast.web.question import QUESTIONS
 from tests import warm
+from tests.cli.conftest import FORMS, PAGE
 from tests.conftest import SOAK, from_outside_nothing
 from tests.web.conftest import ROOT
 from tests.web.sample import BIDI, SCRIPT
@@ -66,6 +69,20 @@ def changed(made, tmp_path):
 def test_every_view_is_bounded_json_whatever_the_agent_holds(looked, view):
     for agent in AGENTS:
         ask(view, looked, agent=agent)
+
+
+def test_every_twin_is_documented_with_its_keys(looked):
+    rows = re.findall(r"^\| `(/api/[^`?]*)[^`]*` \| `([^`]*)` \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
+    told = {path.removesuffix("/NAME"): (form, set(re.findall(r"`(\w+)`", keys))) for path, form, keys in rows}
+    run, file = looked.runs("trip-7")[0].id, crash.dumps(Path(looked.place, "dumps"))[0].name
+    fields = {"agent": "trip-7", "path": "messages", "at": "main", "id": run, "file": file}
+    assert len(told) == len(app.VIEWS)
+    for view in app.VIEWS:
+        form, keys = told[f"/api{view.base}" if view.base != "/" else "/api/agents"]
+        assert form == view.schema
+        known = FORMS.get(form, {}).keys() - {"schema"}
+        more = {"q": "a"} if view.base == "/search" else {}
+        assert view.read(looked, Asked(query={**fields, **more})).keys() == known | keys, view.path
 
 
 # -- timeline ---------------------------------------------------------------------------------------------------------
@@ -278,6 +295,15 @@ def test_a_diff_marks_words_and_opens_no_file(looked, made):
         ask(state.diff, looked, agent="trip-7", old="main", new="/etc/passwd")
 
 
+def test_of_the_first_checkpoint_everything_is_new(looked):
+    told = ask(state.diff, looked, agent="trip-7", new="began")
+    assert (told["old"], told["new"]["label"]) == (None, "began")
+    assert {(one["where"], one["kind"]) for one in told["changes"]} == {
+        (f"state.{name}", "added") for name in ("budget", "messages", "preferences")
+    }
+    assert ask(state.diff, looked, agent="trip-7", other="trip-8")["old"]["label"] == "mail tried"
+
+
 def test_an_array_is_its_type_and_shape(tmp_path):
     numpy = pytest.importorskip("numpy")
     with holdfast.open(tmp_path / "store") as store:
@@ -331,11 +357,12 @@ def test_an_edit_is_a_branch_and_leaves_the_rest_as_it_is(changed):
     assert made.state["preferences"]["window seat"] is False
     assert made.head.label.startswith("ada ")  # which is cut at its end
     assert changed.agent("trip-7", create=False, readonly=True).head == before
-    deep = {"value": "[" * 100_000}
+    deep, nested = ({"value": "[" * depth + "]" * depth} for depth in (100_000, 200))
     for fields in (
         {"value": "{"},
         {"value": "[NaN]"},
         deep,
+        nested,
         {"path": "state"},
         {"path": "nowhere.at.all"},
         {"branch": "aisle"},
@@ -387,6 +414,39 @@ def test_a_run_of_many_large_calls_is_paged(tmp_path, monkeypatch):
         )  # fmt: skip
         assert len(html) < BOUND
         assert len(json.dumps(export.collected(store, "a"))) < 300_000
+
+
+def test_the_history_of_a_run_is_given_whole_in_parts(tmp_path, monkeypatch):
+    @holdfast.tool()
+    def think(about):
+        return {"about": about, 7: "seven"}
+
+    def many(agent):
+        for number in range(25):
+            think(f"{number} " + "m" * 5_000)
+        return "r" * 5_000
+
+    def told(store, after=0):
+        return runs.effects(store, Asked(query={"agent": "a", "id": "7", "after": str(after)}))
+
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.run(holdfast.durable(many).options(id="7"))
+            by_verb = [effect_json(one, full=True) for one in agent.effects(run="7")]
+        whole = told(store)
+        assert (whole["more"], whole["next"], whole["run"]["result"]) == (0, None, "r" * 5_000)
+        monkeypatch.setattr(runs, "WHOLE_BYTES", 40_000)
+        parts, after = [], 0
+        while after is not None:
+            part = told(store, after)
+            assert len(json.dumps(part)) < 60_000
+            assert ("run" in part, "events" in part) == (not after, not after)
+            parts += part["effects"]
+            after = part["next"]
+        assert parts == whole["effects"]
+        assert [{name: value for name, value in one.items() if name != "attempts"} for one in parts] == by_verb
+        monkeypatch.setattr(runs, "ONE_BYTES", 2_000)
+        assert {one["cut"] for one in told(store)["effects"]} == {True}
 
 
 def test_every_attempt_of_a_call_is_told(tmp_path, monkeypatch):
@@ -485,7 +545,7 @@ def test_going_back_needs_the_name_and_the_plan_that_was_shown(changed):
 
 
 def test_going_back_names_the_files_that_will_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(back, "CHANGES", 2)
+    monkeypatch.setattr(back, "FILES", 2)
     root = tmp_path / "work"
     root.mkdir()
     with holdfast.open(tmp_path / "store") as store, store.agent("a", when=None, workspace=root) as agent:
@@ -548,7 +608,7 @@ def test_dumps_of_one_fault_are_one_group_that_comes_back(changed):
     assert (group["state"], group["resolved"]["by"]) == ("resolved", "ada")
     file = Path(changed.place, "dumps", dumps.SAID)
     old = json.loads(file.read_text()) | {"at": "2020-01-01T00:00:00+00:00"}
-    file.write_text(json.dumps(old) + '\n{"cut sho')
+    file.write_text(f'{json.dumps(old)}\n{json.dumps(old | {"at": "once"})}\n{{"cut sho')
     assert next(one for one in ask(dumps.dumps, changed)["groups"] if one["key"] == key)["state"] == "came back"
 
 
@@ -611,8 +671,9 @@ def answered(store, **fields):
 
 
 def test_questions_are_answered_by_a_process_of_their_own(looked):
-    found = answered(looked, ask="bisect", when="budget < 500")["answer"]
-    assert found["first_bad"]["label"] == "hotel booked"
+    found = answered(looked, ask="bisect", when="budget < 500")
+    assert found["answer"]["first_bad"]["label"] == "hotel booked"
+    assert found["progress"]["done"] == found["progress"]["total"] > 0
     wrong = answered(looked, ask="bisect", when="open('/etc/passwd')")
     assert wrong["state"] == "failed"
     assert "not part of the language" in wrong["error"]["message"]

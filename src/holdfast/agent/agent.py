@@ -9,15 +9,15 @@ not be written is still in memory with all its changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
 from msgspec import Struct
 
-from holdfast.agent import crashes, history
+from holdfast.agent import crashes, history, unsaved
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint, checkpoints_html
@@ -87,6 +87,7 @@ class Agent:
         self.recovery: str | None = None
         """What a recovery gave up, in words; None when nothing."""
         self.damaged = False  # a section could not be read
+        self._said = ""  # the digest of the state whose changes were said to be lost
         self._store = store
         self._db = store._db
         self._row = row
@@ -361,17 +362,21 @@ class Agent:
         """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
         return self._go_back(self._find(required(revision)))
 
-    def _go_back(self, target: Point, records: Sequence[NewRecord] = ()) -> Checkpoint:
-        """Make the live state and the head those of a checkpoint. The records go to disk in the same transaction."""
-        return self._apart(lambda: self._move_back(target, records))
+    def _go_back(self, target: Point, make: Callable[[int], Sequence[NewRecord]] = lambda _: ()) -> Checkpoint:
+        """Make the live state and the head those of a checkpoint. Records go to disk in the same transaction.
 
-    def _move_back(self, target: Point, records: Sequence[NewRecord], tries: int = RETURNS) -> Checkpoint:
+        ``make`` makes them when the number of the record before them is known.
+        """
+        return self._apart(lambda: self._move_back(target, make))
+
+    def _move_back(self, target: Point, make: Callable[[int], Sequence[NewRecord]], tries: int = RETURNS) -> Checkpoint:
         writer = self._check_writer()
-        with writer.still(self._document):
+        with self._still():
             known = writer.failed > 0  # before what is saved here says so
             self._secure(f"before rollback to {_describe(self._seen(target))}")
             wanted, source = self._read(target)
             firm = writer.settle()
+            records = make(firm.records)
             going = self._going(wanted, target.id)
 
             def move(change: StoreChange) -> Branch:
@@ -385,8 +390,8 @@ class Agent:
             head = self._made = self._seen(target)
             writer.start_from(target, source.since_base(), moved=self._branch, records=records)
             changed = [one.go() for one in going]
-            if any(changed) and tries:
-                return self._move_back(target, (), tries - 1)  # what somebody changed at that moment is saved first
+            if any(changed) and tries:  # what somebody changed at that moment is saved first
+                return self._move_back(target, lambda _: (), tries - 1)
             return head
 
     def _going(self, wanted: State, id: bytes) -> list[Going]:
@@ -397,7 +402,7 @@ class Agent:
     def _secure(self, label: str) -> None:
         """Save what has changed since the last checkpoint, if anything."""
         writer = self._check_writer()
-        with writer.quiet(), writer.still(self._document):
+        with writer.quiet(), self._still():
             looked = writer.look()
             if looked or self._document.changed:
                 self._make(label, looked=looked)
@@ -408,8 +413,7 @@ class Agent:
         return self._apart(self._undo)
 
     def _undo(self) -> Checkpoint:
-        writer = self._check_writer()
-        with writer.still(self._document):
+        with self._still():
             self._secure("unsaved changes")
             point = self._to_undo()
             if point.cut:
@@ -422,8 +426,7 @@ class Agent:
         return self._apart(self._redo)
 
     def _redo(self) -> Checkpoint:
-        writer = self._check_writer()
-        with writer.still(self._document):
+        with self._still():
             if self.dirty:
                 raise NothingToUndo("something has changed since the undo, so there is nothing to do again")
             point = self._to_redo()
@@ -433,6 +436,7 @@ class Agent:
         """Let the live state be that of a checkpoint: a change like any other, with a checkpoint of its own."""
         try:
             wanted = history.state_of(self._db.now, point, self._newest)
+            wanted.beside = self._document.told.sections
             going = self._going(wanted, b"")
             self._document.become(wanted, record=True)
         except Damaged:
@@ -512,6 +516,7 @@ class Agent:
         source = history.Stored(self._db.now, point, self._newest)
         wanted = State(source)
         self._document.digests()
+        wanted.beside = self._document.told.sections
         self._document.told.differences(wanted)
         return wanted, source
 
@@ -592,19 +597,40 @@ class Agent:
     def _check_quiet(self) -> None:
         """Raise ``AgentBusy`` where something is going on outside that no image may cut in two. As above."""
 
+    def _still(self) -> AbstractContextManager[object]:
+        """Inside, nothing is on its way, and no other thread changes, captures or records anything. As above."""
+        return self._check_writer().still(self._document)
+
+    def _unused(self) -> AbstractContextManager[object]:
+        """Inside, no other thread finds out what is known of a call. ``AgentBusy`` where one is at it. As above."""
+        return nullcontext()
+
     def close(self) -> None:
-        """Let go of the branch. Changes since the last checkpoint are not saved."""
+        """Let go of the branch. Changes since the last checkpoint are lost, and ``UnsavedChanges`` warns of them."""
+        unsaved.let_go([self], "the agent was closed", self._shut)
+
+    def _is_left(self) -> bool:
+        """Whether what is not saved is what work has left behind, or makes just now, that begins anew. As above."""
+        return False
+
+    def _shut(self) -> None:
+        """Let go of the branch, whatever is not saved."""
         if not self._closed:
             self._closed = True
             for watcher in WATCHERS:
                 watcher(self, False)
+        writer = self._writer
         if self._lease is not None and self._lease.held:
-            apart(lambda: self._let_go(self._lease))
+            if writer is not None and writer.lock._is_owned():  # type: ignore[attr-defined]
+                # By a signal handler, in the middle of a change on its way: waiting for it would never end.
+                self._let_go(self._lease, None)
+            else:
+                apart(lambda: self._let_go(self._lease, writer))
 
-    def _let_go(self, lease: Lease | None) -> None:
+    def _let_go(self, lease: Lease | None, writer: BranchWriter | None) -> None:
         try:
-            if not self._store.closed and self._writer is not None:
-                self._writer.settle()
+            if not self._store.closed and writer is not None:
+                writer.settle()
         finally:
             if self._store._handles.get(self._branch.b) is self:
                 del self._store._handles[self._branch.b]
@@ -633,7 +659,7 @@ class Agent:
             old = self._db.view.find(before.id) if before.id else None
             same = old is not None and point is not None and point.manifest.parent == old.id
             if old is None or point is None or not same or _kept(point) != _kept(old):
-                self.close()
+                self._shut()
                 raise Fenced(
                     f"somebody else has gone on with {self.name!r} while this process stood still",
                     hint="Open the agent again to go on from there.",
@@ -644,10 +670,13 @@ class Agent:
         writer.start_from(point, source.since_base() if isinstance(source, history.Stored) else [], moved=self._branch)
         self._made = self._seen(point) if point is not None else None
 
-    def _go_back_for_thaw(self, revision: str, accept: Collection[str]) -> bool:  # noqa: ARG002 - as above
-        """Go back to where a saved process left this agent; whether anything had to be done."""
+    def _plan_thaw(self, revision: str, accept: Collection[str]) -> tuple[Collection[str], Callable[[], object] | None]:
+        """How to go back to where a saved process left this agent; None: it is there. Raises if it cannot.
+
+        And what of ``accept`` names nothing here: of effects only the room above knows.
+        """
         there = self.head is not None and self.head.id == self.at(revision).id
-        return not there and bool(self.rollback(revision))
+        return accept, None if there else lambda: self.rollback(revision)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -667,6 +696,12 @@ class Agent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> Never:
+        raise BadOption(
+            f"a handle on an agent cannot be copied or sent to another process: {self.name!r} has one writer",
+            hint="Hand over the name, and open it there: holdfast.open(...).agent(name).",
+        )
 
     def __repr__(self) -> str:
         if self.closed:

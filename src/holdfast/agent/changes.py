@@ -184,7 +184,9 @@ class Diff:
     def brief(self, most: int = 3) -> list[str]:
         """The first few, as ``state.t: 1.2 -> 1.3``."""
         shown = [
-            f"{one.where}: {'(not there)' if one.old is MISSING else _shorten(one.old)} -> "
+            f"{one.where}: {one.kind}"
+            if one.old is one.new is MISSING
+            else f"{one.where}: {'(not there)' if one.old is MISSING else _shorten(one.old)} -> "
             f"{'(not there)' if one.new is MISSING else _shorten(one.new)}"
             for one in self.changes[:most]
         ]

@@ -46,7 +46,7 @@ class Description:
 
     def now(self, trace: str = "") -> tuple[bytes, dict[bytes, bytes]]:
         """The name of the metadata of a checkpoint that is made now, and the nodes that it consists of."""
-        frame = _caller()
+        frame = caller()
         code, at = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
         key = self._registry.revision, id(code), at, trace
         found = self._known.get(key)
@@ -69,7 +69,7 @@ _ours: set[str] = set()
 """Files of this package, as far as they were met on the way to a caller, and of what stands between."""
 
 
-def _caller() -> FrameType | None:
+def caller() -> FrameType | None:
     """The frame of the program that asked for this, outside of this package."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -77,7 +77,7 @@ def _caller() -> FrameType | None:
         if file not in _ours:
             name = frame.f_globals.get("__name__", "")
             if not (name == "holdfast" or name.startswith(("holdfast.", "contextlib"))):
-                return frame
+                return None if name.startswith("cyclopts.") else frame  # that is what calls our own commands
             _ours.add(file)
         frame = frame.f_back
     return None
@@ -85,7 +85,7 @@ def _caller() -> FrameType | None:
 
 def called_from() -> tuple[str, int]:
     """The file and the line of the program that asked for this."""
-    frame = _caller()
+    frame = caller()
     return (os.path.basename(frame.f_code.co_filename), frame.f_lineno) if frame is not None else ("", 0)  # noqa: PTH119
 
 

@@ -35,6 +35,8 @@ log = logging.getLogger("holdfast.agent")
 PAST_MAX = 256
 """Checkpoints of a history that say what the next one costs: enough for a mean, and read in a few milliseconds."""
 
+UNSAVED = "; nothing was saved"
+"""How errors end that refuse a state."""
 END, GATE, GATE_FAILED, PHASE_FAILED, INVARIANT_FAILED, RUN, TOOL, BREAKER = (
     "end", "gate", "gate failed", "phase failed", "invariant failed", "run", "tool", "breaker",
 )  # fmt: skip

@@ -457,7 +457,7 @@ def _become_writer(store: Store, agent: Agent, branch: Branch, stack: ExitStack)
     """Keep others from writing a branch; returns its generation then."""
     handle = store._handles.get(branch.b)
     if handle is not None:
-        handle.close()  # its state may name what goes
+        handle._shut()  # its state may name what goes
     if branch.generation:  # otherwise nobody has ever opened it
         try:
             lease = store._lease(agent.name, branch, wait_s=0.0)

@@ -6,6 +6,7 @@ business, history the agent's. What always holds: opening the same store twice i
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -17,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self
 
-from holdfast.agent import history, metadata, pointers, watchers
+from holdfast.agent import history, metadata, pointers, unsaved, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
@@ -306,6 +307,14 @@ class Store:
             self._handles[branch_row.b] = handle
             return handle
 
+    def when(self, agent: str) -> When | None:
+        """When an agent of that name is saved by itself if its program says nothing: as ``holdfast.toml`` has it.
+
+        None: only when the program says so. Raises ``BadOption`` where the file is wrong, with its line.
+        """
+        self._check_open()
+        return find_when(self.place, agent, is_directory=not is_url(self.place))
+
     def _lease(
         self,
         name: str,
@@ -355,7 +364,7 @@ class Store:
         self, row: AgentRow, branch: Branch, lease: Lease | None, config: Any, when: When | None = DEFAULT
     ) -> Agent:
         if when is DEFAULT and lease is not None:
-            when = find_when(self.place, row.name, is_directory=not is_url(self.place))
+            when = self.when(row.name)
         try:
             return self._handle(self, row, branch, lease, config=config, when=when)
         except (Damaged, Forgotten) as error:
@@ -855,11 +864,15 @@ class Store:
         self._db.flush()
 
     def close(self) -> None:
-        """Let go of everything. Changes since the last checkpoint are not saved.
+        """Let go of everything. Changes since the last checkpoint are lost, and ``UnsavedChanges`` warns of them.
 
         With ``durability="batched"`` it raises when something that was accepted could not be written; if that was for
         want of room, the store stays open and closing can be tried again.
         """
+        unsaved.let_go(list(self._handles.values()), "the store was closed", self._shut)
+
+    def _shut(self) -> None:
+        """Let go of everything, whatever is not saved."""
         with self._lock:
             if self._db.released or self._pid != os.getpid():
                 return
@@ -882,7 +895,7 @@ class Store:
         """Forget the handles, once nothing below is open any more."""
         if self._db.released:
             for handle in list(self._handles.values()):
-                handle.close()
+                handle._shut()
             self._handles.clear()
             with _open_lock:
                 if _open.get(self._key) is self:
@@ -918,6 +931,12 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> Never:
+        raise BadOption(
+            f"an open store cannot be copied or sent to another process: {self.place}",
+            hint="Hand over its place, and open it there: holdfast.open(place).",
+        )
 
     def __repr__(self) -> str:
         return f"<Store {self.place}{' (closed)' if self.closed else ''}>"
@@ -976,6 +995,12 @@ def release_all() -> None:
     """Let go of every open store: another process is about to open them. Nothing waits to be written."""
     for store in _here():
         store._db.close()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """What the program leaves open loses its changes, too. Before the room below lets go, which has come first."""
+    unsaved.said_at_exit([handle for store in _here() for handle in list(store._handles.values())])
 
 
 def read_only_from_here() -> None:

@@ -7,6 +7,7 @@ each other, and every number is within its limits.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -239,10 +240,18 @@ def _said(file: Path, agent: str) -> tuple[When | None] | None:
     try:
         if len(data) > FILE_MAX_BYTES:
             raise ValueError(f"it is longer than {FILE_MAX_BYTES:,} bytes")
-        content = tomllib.loads(data.decode())
+        text = data.decode()
+        content = tomllib.loads(text)
     except ValueError as error:  # of TOML, or of UTF-8
         raise BadOption(f"{file} cannot be read: {error}", hint="See the guide, When to checkpoint.") from error
-    _check_keys(content, {"when"}, str(file))
+    try:
+        return _read(content, agent, str(file))
+    except BadOption as error:
+        raise _read_error(text, agent, str(file), error.message) or error from None
+
+
+def _read(content: dict[str, Any], agent: str, file: str) -> tuple[When | None] | None:
+    _check_keys(content, {"when"}, file)
     said = content.get("when")
     if not isinstance(said, dict):
         return None if said is None else (_policy(said, f"{file}, when"),)
@@ -256,6 +265,25 @@ def _said(file: Path, agent: str) -> tuple[When | None] | None:
         return (policies[agent],)
     fits = [policies[pattern] for pattern in policies if fnmatchcase(agent, pattern)]
     return ((*fits, *common)[0],) if fits or common else None
+
+
+def _read_error(text: str, agent: str, file: str, message: str) -> BadOption | None:
+    """The mistake of a file with its line: the first one up to which the file says the same wrong thing."""
+    import tomllib
+
+    lines = text.splitlines(keepends=True)
+
+    def is_wrong(end: int, where: str = file) -> BadOption | None:
+        try:
+            _read(tomllib.loads("".join(lines[:end])), agent, where)
+        except BadOption as error:
+            return error if where != file or error.message == message else None
+        except ValueError:  # it ends in the middle of something
+            pass
+        return None
+
+    line = 1 + bisect_left(range(1, len(lines)), True, key=lambda end: is_wrong(end) is not None)
+    return is_wrong(line, f"{file}, line {line}")
 
 
 def _policy(said: Any, where: str) -> When | None:

@@ -6,12 +6,18 @@ that a store names is ever imported; programs are loaded where a person names th
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``arguments`` are the words after the program's name."""
-    from holdfast.cli.app import run
-
+    collects = gc.isenabled()
+    try:
+        gc.disable()  # all that is loaded stays, as in ``holdfast.lazy``
+        from holdfast.cli.app import run
+    finally:
+        if collects:
+            gc.enable()
     return run(sys.argv[1:] if arguments is None else arguments)

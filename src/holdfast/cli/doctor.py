@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.text import Text
 
-from holdfast import WorkspaceInfo
+from holdfast import Store, WorkspaceInfo
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given, Json, Session, half_way, is_url, shown
@@ -28,14 +28,17 @@ from holdfast.errors import HoldfastError, NotAStore
 
 LOW_SPACE_BYTES = 256 * 2**20
 LARGE_LOG_BYTES = 64 * 2**20
-# Optional packages whose values can be saved, and those that encryption, servers, object storage and schedules need.
-OPTIONAL = ("numpy", "pydantic", "attrs", "cryptography", "psycopg", "obstore", "cronsim")
+# Optional packages whose values can be saved, and those that encryption, servers, object storage, schedules and
+# workspaces need.
+OPTIONAL = ("numpy", "pydantic", "attrs", "cryptography", "psycopg", "obstore", "cronsim", "pathspec", "pyfastcdc")
 # SQLite's write-ahead log needs memory that all processes share; these filesystems may reach over a network.
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "ceph", "glusterfs", "fuse.sshfs", "lustre"})
 # Nothing here survives a restart of the machine.
 VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 _MOUNTS = Path("/proc/self/mountinfo")
+_POLICIES = 100
+"""Agents whose policies are read: a mistake in the file shows with any, a disagreement of two files with some."""
 _PROBES = 5
 _PROBE_BYTES = 4_096
 # A disk that really writes takes longer than this; a shorter time means that something in between answers for it.
@@ -45,7 +48,7 @@ _TOO_FAST_S = 20e-6
 def doctor(*, json: Json = False, session: Given) -> int:
     """Check the machine, the store and who holds it.
 
-    Ends with 0 unless the store cannot be opened. `holdfast verify` checks what is in it.
+    Ends with 0 unless the store cannot be opened, or its holdfast.toml be used. `holdfast verify` checks what is in it.
     """
     data: dict[str, Any] = {"holdfast": holdfast_version()}
     data["python"] = f"{platform.python_implementation()} {platform.python_version()}"
@@ -87,15 +90,26 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
             stats, some = store.stats(), store.agents(limit=1)
             found = {**stats, "agents": len(some) + some.more, "error": None}
             found["workspaces"] = [one.to_json() for one in store.workspaces()]
+            found["when"], code = _when(store)
     except HoldfastError as error:
         if isinstance(error, NotAStore) and session.place is None and not os.environ.get("HOLDFAST_STORE"):
             return None, 0  # nobody named one, and there need not be any
         return {"path": shown(session.place), "error": _error(error)}, exit_code(error)
     if is_url(found["path"]):
-        return found | {"filesystem": None, "space_bytes": None, "flush": None}, 0
+        return found | {"filesystem": None, "space_bytes": None, "flush": None}, code
     place = Path(found["path"])
     about = {"filesystem": filesystem(place), "space_bytes": free_bytes(place), "flush": flush_time(place)}
-    return found | about, 0
+    return found | about, code
+
+
+def _when(store: Store) -> tuple[dict[str, str] | None, int]:
+    """What is wrong with what holdfast.toml says, and the exit code that this asks for."""
+    try:
+        for name in [one.name for one in store.agents(limit=_POLICIES)] or [""]:
+            store.when(name)
+    except HoldfastError as error:
+        return _error(error), exit_code(error)
+    return None, 0
 
 
 def _error(error: HoldfastError) -> dict[str, str]:
@@ -109,9 +123,10 @@ def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield ("note", "There is no store here. holdfast.open() in a program makes one.")
         return
     if store["error"]:
-        said = store["error"]["message"], store["error"]["hint"]
-        yield ("error", " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said if one))
+        yield ("error", _said(store["error"]))
         return
+    if store["when"]:
+        yield ("error", f"No agent can be opened: {_said(store['when'])}")
     if store["moved"]:
         yield ("note", f"This store was moved to {store['moved']}, and can only be read.")
     for one in store["workspaces"]:
@@ -134,6 +149,11 @@ def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield ("note", "The store's directory cannot be written by this user, so flushing was not measured.")
     elif store["flush"]["suspicious"]:
         yield ("warning", "Flushing is faster than a disk can be: a power cut may lose what was acknowledged.")
+
+
+def _said(error: dict[str, str]) -> str:
+    said = error["message"], error["hint"]
+    return " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said if one)
 
 
 def _print(out: Output, data: dict[str, Any], troubles: list[tuple[str, str]]) -> None:

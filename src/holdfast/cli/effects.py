@@ -24,7 +24,7 @@ _ALL = 2**62
 _HEADS = ("effect", "when", "status", "kind", "call", "result")
 _STYLES = {
     "done": "green", "in doubt": "bold red", "open": "yellow", "failed": "red", "lost": "red", "not done": "dim",
-    "undone": "magenta",
+    "undone": "magenta", "running": "cyan",
 }  # fmt: skip
 
 effects = App(name="effects", help="Show what an agent did outside, or decide what is in doubt.")
@@ -200,6 +200,11 @@ _NOT_DONE = "   (or --not-done)"
 _BRING_BACK = (
     "Running it again with the classes of their results registered brings these back; or say what was returned:"
 )
+
+
+def advise_doubts(out: Output, found: list[Effect]) -> None:
+    """What is in doubt, in few words, and what to do about it."""
+    _advise(out, whose(found[0]), found, f"in doubt: {call_of(found[0])}", _ASK_PROBE, _NOT_DONE)
 
 
 def _advise(out: Output, where: str, found: list[Effect], what: str, advice: str, ways: str) -> None:

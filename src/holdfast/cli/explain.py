@@ -6,6 +6,8 @@ Owns the words. What is found is the library's.
 from __future__ import annotations
 
 import json as json_module
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +19,11 @@ from holdfast.cli.programs import writing
 from holdfast.cli.session import Consent, Given, Json, Limit, OnBranch, Ref, limited, on_branch, option, reader
 from holdfast.cli.text import clean
 from holdfast.errors import BadOption
-from holdfast.run import function_of, module_of
+from holdfast.run import Tool, function_of, module_of
 from holdfast.travel import Reconciled
 
 _FILE_MAX = 2**20
+_SHOWN = 6  # tools in a message
 _CHECK = "An expression that is true where all is well, or MODULE:FUNCTION; the first checkpoint that fails it counts."
 
 
@@ -97,7 +100,7 @@ def reconcile(
     file: Annotated[Path, option("JSON: {'desired': {...}, 'tools': {'settings.*': 'module:function'}}.")],
     /,
     *,
-    plan: Annotated[bool, option("Only show what would be done.", name="--plan")] = False,
+    plan: Annotated[bool, option("Only show what would be done.", name=["--plan", "--dry-run"])] = False,
     actions: Annotated[int, option("At most so many actions.", "N")] = 20,
     rounds: Annotated[int, option("At most so many rounds.", "N")] = 3,
     yes: Annotated[bool, option("Do it without asking.")] = False,
@@ -112,9 +115,7 @@ def reconcile(
     consent = Consent(dry_run=plan, yes=yes, json=json)
     with writing(session, [place for place, _ in tools.values()]) as store:
         agent_name, branch = on_branch(store, agent)
-        functions: dict[str, Any] = {
-            pattern: getattr(module_of(place), name, None) for pattern, (place, name) in tools.items()
-        }
+        functions = {pattern: _tool(place, name) for pattern, (place, name) in tools.items()}
         with store.agent(agent_name, branch=branch, create=False) as handle:
             first = handle.plan_reconcile(desired, functions)
             if not json:
@@ -127,7 +128,8 @@ def reconcile(
                 if json:
                     session.json("reconcile", plan=planned, **Reconciled(agent_name, left=first).to_json())
                 return consent.code(done=False)
-            done = handle.reconcile(desired, functions, yes=True, actions=actions, rounds=rounds)
+            with redirect_stdout(sys.stderr) if json else nullcontext():
+                done = handle.reconcile(desired, functions, yes=True, actions=actions, rounds=rounds)
         if json:
             session.json("reconcile", plan=planned, **done.to_json())
         else:
@@ -147,6 +149,16 @@ def _wanted(file: Path) -> tuple[dict[str, Any], dict[str, tuple[str, str]]]:
     if not isinstance(desired, dict) or not all(found for _, found, _ in named.values()):
         raise BadOption(f"{file} does not say what is desired, or by which tools", hint="A tool is MODULE:FUNCTION.")
     return desired, {pattern: (place, name) for pattern, (place, _, name) in named.items()}
+
+
+def _tool(place: str, name: str) -> Any:
+    module = module_of(place)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        there = [one for one, value in vars(module).items() if isinstance(getattr(value, "tool", None), Tool)]
+        hint = f"Tools in it: {', '.join(there[:_SHOWN]) or 'none'}."
+        raise BadOption(f"{place} has no {name!r}", hint=hint) from None
 
 
 def logs(
@@ -171,7 +183,9 @@ def logs(
         found = reader(store, name, branch).logs(at, limit=most)
         if json:
             return session.json("logs", agent=name, branch=branch, lines=[line.to_json() for line in found])
-        if not found:
+        if not found and at is not None:
+            session.out.say(f"Nothing was logged while {clean(at)} was the newest checkpoint of {clean(name)}.")
+        elif not found:
             session.out.say(f"No lines of {clean(name)} are kept: agent.log_handler() and agent.metrics() keep some.")
         for line in found:
             asked = Text(" asked for a checkpoint", style="yellow") if line.asked else Text("")

@@ -114,6 +114,9 @@ def find(
     limit_s
         A command that takes longer is ended, and its checkpoint skipped. [default: 600]
     """
+    if command and command[0].startswith("-"):
+        hint = "The bad end is NAME@REV, the good one --good REV; a command goes after --."
+        raise BadOption(f"there is no option {command[0]}", hint=hint)
     if sum(map(bool, (command, when, check))) != 1:
         raise BadOption(
             "a bisection needs one check", hint='Give --when "budget < 0", --check MODULE:FUNCTION or -- CMD.'
@@ -163,7 +166,7 @@ def history(agent: Revision, /, *, limit: Limit = None, json: Json = False, sess
                 str(one["checkpoint"])[:12], style="yellow"
             )
             line.append(f"  {clean(str(one.get('verdict')))}  ", style=_STYLES.get(str(one.get("verdict")), ""))
-            session.out.say(line.append(clean(f"{one.get('check', '')}  {one.get('why', '')}"), style="dim"))
+            session.out.say(line.append(clean(f"{one.get('check', '')}  {one.get('why', '')}".rstrip()), style="dim"))
         session.out.left_out(len(said) - len(shown), "older verdict")
     return 0
 
@@ -329,7 +332,9 @@ def _moment(store: Store, name: str, found: Blame, program: str) -> Moment:
     moment = moment_before(watched, at.id)
     if moment is None:
         why = watched.failed or str(watched.difference or "the run does not change it when it is executed again")
-        raise BadOption(f"no line changed {where}: {why.partition(chr(10))[0]}", hint="See `holdfast replay`.")
+        raise BadOption(
+            f"the line that changed {where} was not found: {why.partition(chr(10))[0]}", hint="See `holdfast replay`."
+        )
     return moment
 
 

@@ -55,6 +55,8 @@ def replay(
     check: Check = "",
     watch: Annotated[str, option(metavar="PATH")] = "",
     minimise: Annotated[str, option(metavar="TARGET")] = "",
+    allow: Annotated[tuple[str, ...], option(metavar="TOOL")] = (),
+    reads: Flag = False,
     debug: Flag = False,
     dap: Flag = False,
     step: Annotated[int, option(metavar="N")] = 1,
@@ -77,6 +79,10 @@ def replay(
         Name the lines after which this place of the state became another; with --check alone, see that instead.
     minimise
         Find the smallest part of state.PATH, args.NAME or results with which the run still fails, or --check.
+    allow
+        With --minimise: a tool that may be called where the record has no answer. May be repeated.
+    reads
+        With --minimise: the same for tools that only read.
     debug
         Stop at a step in pdb, with the commands back, forward, goto, reverse-until EXPR, steps and state.
     dap
@@ -97,13 +103,15 @@ def replay(
             one = debugged(store, name, id, program=program, branch=branch, code=code, types=types, step=step, dap=dap)
             if one.failed:
                 raise BadOption(one.failed.partition("\n")[0])
+            if debug and (one.difference is not None or one.status != "stopped"):  # else a person has ended it
+                _told(session, one, "")
             return 0
         if minimise:
             with bars(session.err) as bar:
                 left = None if bar is None else lambda left, tries: bar(f"{left} items left", tries, tries)
                 least = store.minimise(
                     name, minimise, id, program=program, branch=branch, code=code, check=check, types=types,
-                    progress=left,
+                    allow=allow, reads=reads, progress=left,
                 )  # fmt: skip
             return _minimal(session, least, json=json)
         if watch:
@@ -140,7 +148,7 @@ def what_if(
 
     A call that is recorded with the same arguments is answered from the record. Another one is made only if --allow or
     --reads says so; otherwise it stops there, and says what it would have done. Nothing is saved, unless as --branch.
-    Ends with 1 when --check does not hold, 6 when it could not be executed.
+    Ends with 1 when --check does not hold, 7 when nobody can say, 6 when it could not be executed.
 
     Parameters
     ----------
@@ -190,13 +198,15 @@ def what_if(
             session.out.say(Text("Kept ", style="bold green"), f"as {clean(name)}@{clean(branch)}.")
     else:
         rows = [
-            (clean(shorten(text, 40)), _status(one), _checked(one), clean(shorten(_parts(one), _TEXT)))
+            (clean(shorten(text, 40)), _status(one), _checked(one, check), clean(shorten(_parts(one), _TEXT)))
             for text, one in zip(names, found, strict=True)
         ]
         session.out.columns(("what if", "it", "check", "where the ways part"), rows)
     if any(one.failed for one in found):
         return FAILED
-    return DIFFERENT if any(one.check is False for one in found) else 0
+    if any(one.check is False for one in found):
+        return DIFFERENT
+    return ATTENTION if check and any(one.check is None for one in found) else 0
 
 
 def validate(
@@ -363,7 +373,8 @@ def _show(session: Session, found: Difference) -> None:
 
 
 def _parts_of_end(one: Execution) -> str:
-    return one.failed or one.stopped or one.error or (f"returned {one.result}" if one.result else one.status)
+    whole = f"returned {one.result}" if one.result else one.status.removeprefix("stopped") or "it went no further"
+    return one.failed or one.stopped or one.error or whole
 
 
 def _parts(one: Execution) -> str:
@@ -381,8 +392,8 @@ def _status(one: Execution) -> Text:
     return Text(word, style={"finished": "green", "failed": "red"}.get(word, "yellow"))
 
 
-def _checked(one: Execution) -> str:
-    return "" if one.check is None else "holds" if one.check else "no"
+def _checked(one: Execution, check: str) -> str:
+    return "holds" if one.check else "no" if one.check is False else "unknown" if check else ""
 
 
 def _minimal(session: Session, found: Minimal, *, json: bool) -> int:
@@ -398,4 +409,6 @@ def _minimal(session: Session, found: Minimal, *, json: bool) -> int:
         session.out.say(f"  {clean(item)}")
     if found.whole:
         session.out.note("The tries were used up: there may be less.")
+    if found.unknown:
+        session.out.note(f"Of some tries nobody can say: {clean(found.unknown)}. There may be less.")
     return 0

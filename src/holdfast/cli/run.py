@@ -24,8 +24,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import Agent, RunInfo, Store
+from holdfast import Agent, Effect, RunInfo, Store
 from holdfast.cli.complete import agents
+from holdfast.cli.effects import advise_doubts
 from holdfast.cli.exits import ATTENTION, DAMAGED, FAILED, RAISED, exit_code
 from holdfast.cli.processes import interval, supervised
 from holdfast.cli.programs import given_json, load, run_file, show_ended, show_raised, waits
@@ -33,7 +34,7 @@ from holdfast.cli.runs import style_of
 from holdfast.cli.session import Flag, Given, Json, Session, Types, absolute, on_branch
 from holdfast.cli.text import clean, count
 from holdfast.cli.values import whose
-from holdfast.errors import AgentBusy, BadOption, Cancelled, HoldfastError, UnknownAgent, Waiting
+from holdfast.errors import AgentBusy, BadOption, Cancelled, HoldfastError, UnknownAgent, Waiting, command
 from holdfast.run import DURABLES, Options, Worked, Worker, configured, existing, function_of, known, told
 from holdfast.schemas import run_json, text_of
 
@@ -118,13 +119,18 @@ def run(
             raise BadOption(
                 "a script is run as it is", hint="--agent, --args, --id, --limit and --json need MODULE:FUNCTION."
             )
-        return _script(session, program, words, dumps=not no_dumps)
+        with _accounted(session):
+            return _script(session, program, words, dumps=not no_dumps)
     if words:
         raise BadOption(f"too many arguments: {' '.join(words)}", hint="Give them with --args JSON.")
     if agent is None:
         raise BadOption("whose run is it?", hint="Add --agent NAME.")
     given = _arguments(args)
-    with watched(session, wanted=not no_dumps) as failed, foreign_code(json=json, failed=failed):
+    with (
+        _accounted(session),
+        watched(session, wanted=not no_dumps) as failed,
+        foreign_code(json=json, failed=failed),
+    ):
         function = function_of(program)
         with session.working(types) as store:
             options = Options(id=id, wait=not no_wait, change=change, again=again, limit_s=limit)
@@ -186,8 +192,26 @@ def _script(session: Session, program: str, words: Sequence[str], *, dumps: bool
             _tell(failed, ended)
             if isinstance(ended, KeyboardInterrupt):
                 raise ended
-            raise SystemExit(RAISED)
+            raise SystemExit(RAISED) from ended
     return 0
+
+
+@contextmanager
+def _accounted(session: Session) -> Iterator[None]:
+    """Inside, a program is executed: what it leaves unfinished when it ends by Ctrl-C or an exception is said."""
+
+    def tell(runs: list[RunInfo], doubts: list[Effect]) -> None:
+        for one in runs:
+            session.err.say(
+                Text("Unfinished: ", style="bold yellow"),
+                f"{clean(one.function)} of {whose(one)} (run {clean(one.id)}): {one.status}. Run it again to go on.",
+            )
+            session.err.command("  ", command("effects", whose(one), "--run", one.id))
+        if doubts:
+            advise_doubts(session.err, doubts)
+
+    with holdfast.crash.unfinished(tell):
+        yield
 
 
 def _tell(failed: Failed, error: BaseException) -> None:

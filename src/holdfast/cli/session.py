@@ -13,18 +13,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import Agent, Checkpoint, Store, WorkspaceInfo
+from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.complete import agents, refs, revisions
 from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
 from holdfast.cli.text import clean, shorten
 from holdfast.errors import BadOption, UnknownRevision, command
+
+if TYPE_CHECKING:
+    from holdfast import WorkspaceInfo  # the room of files, which few verbs need
 
 
 def half_way(one: WorkspaceInfo) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.text import Text
@@ -41,7 +41,7 @@ from holdfast.cli.session import (
 )
 from holdfast.cli.store import Objects
 from holdfast.cli.text import clean, count, size
-from holdfast.errors import BadOption, KeyNeeded, NotABundle, NotAStore, NotEncrypted, SourceUnreadable
+from holdfast.errors import BadOption, KeyNeeded, NotABundle, NotAStore, NotEncrypted, SourceUnreadable, WrongKey
 from holdfast.run import module_of
 
 if TYPE_CHECKING:
@@ -189,8 +189,8 @@ def _both(
 
     One that is to be made is made after all that can be refused beforehand.
     """
-    key = key_in(ends.source_key_file)
-    with holdfast.open(source, create=False, readonly=readonly, inert=True, key=key) as store:
+    opened = _opened(source, "--source-key-file", key_in(ends.source_key_file), create=False, readonly=readonly)
+    with opened as store:
         there = dest or os.environ.get("HOLDFAST_STORE") or ".holdfast"
         if _same(source or store.place, there):
             raise BadOption(f"{shown(there)} is the store itself", hint="Name another one.")
@@ -204,12 +204,24 @@ def _both(
                 f"{store.place} is encrypted, and the new store at {shown(dest) or 'this place'} would not be",
                 hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
             )
-        try:
-            other = holdfast.open(dest, inert=True, key=key, objects=ends.objects)
-        except KeyNeeded as error:  # a key in the environment would be for both, and the other one may have none
-            raise KeyNeeded(error.message, hint="Give its key: --dest-key-file FILE.") from error
+        other = _opened(dest, "--dest-key-file", key, objects=ends.objects)
         with other, bars(session.err) as progress:
             yield store, other, progress
+
+
+def _opened(place: str | None, option: str, key: Key, **options: Any) -> Store:
+    """One of the two. A key in the environment is for both, so whoever lacks his own is told of the option."""
+    try:
+        return holdfast.open(place, inert=True, key=key, **options)
+    except (KeyNeeded, WrongKey) as error:
+        if key is not None:
+            raise
+        message = f"{shown(place)}: {error.message}" if isinstance(error, WrongKey) else error.message
+        raise type(error)(message, hint=f"Give its own key: {option} FILE.") from error
+    except NotEncrypted as error:
+        if key is not None:
+            raise
+        raise NotEncrypted(f"{error.message}; say that it has none: {option} none") from error
 
 
 def _same(one: str, other: str) -> bool:

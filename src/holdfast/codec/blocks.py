@@ -43,6 +43,8 @@ NODE_TAG = b"holdfast.node\0"
 # Joining tag and data is quicker than two calls as long as the copy is small.
 _JOINED_MAX_BYTES = 16_384
 _MANY = 256
+# About how many places of a leaf are tried for where it is long enough to end.
+_PLACES = 64
 Raw = TypeVar("Raw", bytes, memoryview)
 BIG_HEAD = bytes((0xC7, DIGEST_BYTES, wire.BIG))
 """How the name of a tree begins: extension 40 with 32 bytes."""
@@ -99,8 +101,18 @@ class _Bounds(dict[int, int]):
         return bound
 
 
-def first_cut(items: list[bytes], start: int, stop: int) -> int:
-    """Where the first of these items stands that ``cuts``; ``stop`` if none does."""
+def first_cut(items: list[bytes], start: int, stop: int, quiet: Sequence[tuple[int, int]]) -> int:
+    """Where the first of these items stands that ``cuts``; ``stop`` if none does. Those in ``quiet`` runs do not."""
+    for begin, end in quiet:
+        if begin < end and start < end and begin < stop:
+            at = _first_cut(items, start, begin) if start < begin else begin
+            if at < begin:
+                return at
+            start = end
+    return _first_cut(items, start, stop) if start < stop else stop
+
+
+def _first_cut(items: list[bytes], start: int, stop: int) -> int:
     some, bounds = items[start:stop], _Bounds()
     sums: Iterable[int] = map(crc32, some)
     if len(some) > _MANY:  # tiny ones: mostly none of them cuts, which is seen at once
@@ -111,6 +123,16 @@ def first_cut(items: list[bytes], start: int, stop: int) -> int:
         if crc < bounds[size]:
             return at
     return stop
+
+
+def late_from(items: list[bytes]) -> int:
+    """An item from which on a leaf of these is long enough to end, close to the first; how many they are, if none."""
+    size, step = 0, 1 + len(items) // _PLACES
+    for stop in range(step, len(items) + 1, step):
+        size += sum(map(len, items[stop - step : stop]))
+        if size >= LEAF_MIN_BYTES:
+            return stop - 1
+    return len(items)
 
 
 def index_closes(length: int, digest: bytes) -> bool:
@@ -220,8 +242,11 @@ def make_leaf(kind: bytes, items: list[bytes], *, closed: bool, joined: bytes | 
     return leaf
 
 
-def cut(kind: bytes, items: list[bytes]) -> tuple[list[Leaf], int]:
-    """Whole leaves from the left, and how many items they took; the rest is not enough for one."""
+def cut(kind: bytes, items: list[bytes], quiet: Sequence[tuple[int, int]] = ()) -> tuple[list[Leaf], int]:
+    """Whole leaves from the left, and how many items they took; the rest is not enough for one.
+
+    ``quiet`` are runs of items of which is known that they do not cut (``cuts``).
+    """
     made: list[Leaf] = []
     sizes: list[int] = []
     at = base = 0
@@ -238,7 +263,7 @@ def cut(kind: bytes, items: list[bytes]) -> tuple[list[Leaf], int]:
         # The first item that may be a leaf's last one, and the first that has to be (``closes``).
         least = bisect_left(sizes, base + LEAF_MIN_BYTES, at)
         most = min(bisect_left(sizes, base + LEAF_MAX_BYTES, at), at + LEAF_MAX_ITEMS - 1)
-        end = first_cut(items, least, most) if least < most else most
+        end = first_cut(items, least, most, quiet) if least < most else most
         if end >= len(items):
             break
         made.append(make_leaf(kind, items[at : end + 1], closed=True))

@@ -268,11 +268,12 @@ class Capture:
                     continue
                 if told.rank(data, self.fetch)[1]:
                     gone.append(data)
-            if wanted is not None and not told.rank(wanted, self.fetch)[1]:
+            if wanted is not None:
                 come.append(wanted)
-        if told.count - len(gone) + len(come) != len(node):
+        found = set_hunks(told, gone, come, self.fetch)
+        if found is None or told.count + sum([len(one.items) - len(one.old) for one in found]) != len(node):
             return None
-        return set_hunks(told, gone, come, self.fetch)
+        return found
 
     # -- items ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from types import FrameType
 from typing import Any, Self, SupportsIndex
 
 from ormsgpack import Ext, packb
@@ -28,12 +27,12 @@ from holdfast.codec.intake import Intake, Originals, attached
 from holdfast.codec.operations import Operation
 from holdfast.codec.state import Sections, Source, State, Trees, changes, check_section, in_order, is_apart
 from holdfast.codec.told import Captured, Saved, Told, captured
-from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
-from holdfast.codec.tree import Tree, build, leaf_contents
+from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
+from holdfast.codec.tree import Hunk, Tree, build, leaf_contents
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, is_immutable
 from holdfast.codec.watches import Watches
-from holdfast.errors import ReadOnly, StoreBusy, Untracked
+from holdfast.errors import StoreBusy, Untracked
 
 MISSING = GONE
 # Bulk values that are remembered to be in chunks.
@@ -45,15 +44,12 @@ class Document(MutableMapping[str, Any], Saved):
 
     __slots__ = (
         "bulk",
-        "capturing",
         "given",
-        "guard",
         "inert",
         "intake",
         "lock",
         "originals",
         "paranoid",
-        "readonly",
         "registry",
         "reordered",
         "sections",
@@ -72,9 +68,7 @@ class Document(MutableMapping[str, Any], Saved):
         paranoid: bool = False,
     ) -> None:
         self.lock = threading.RLock()
-        self.registry, self.readonly, self.inert, self.paranoid = registry, readonly, inert, paranoid
-        self.guard: Callable[[], None] | None = None  # called before every change; raises when there must be none
-        self.capturing: FrameType | None = None  # the capture that is under way
+        self.registry, self.inert, self.paranoid = registry, inert, paranoid
         self.unfinished: Capture | None = None  # one that was cut short
         self.reordered = True  # whether sections may have come, gone or changed places
         self.told = Told(source)
@@ -85,7 +79,7 @@ class Document(MutableMapping[str, Any], Saved):
         self.bulk = _Bulk()
         self.watches = Watches(registry)
         self.originals = Originals(registry)
-        self.intake = Intake(self)
+        self.intake = Intake(self, readonly=readonly)
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
@@ -124,7 +118,7 @@ class Document(MutableMapping[str, Any], Saved):
     def _set(self, incoming: dict[str, Any], gone: Sequence[str] = ()) -> None:
         """The one way in which sections change."""
         with self.lock:
-            self.check_writable()
+            self.intake.check_writable()
             self.intake.changes += 1
             for name in incoming:
                 check_section(name)
@@ -171,7 +165,7 @@ class Document(MutableMapping[str, Any], Saved):
 
     def __delitem__(self, name: str) -> None:
         with self.lock:
-            self.check_writable()
+            self.intake.check_writable()
             if name not in self.sections:
                 raise KeyError(name)
             self.intake.changes += 1
@@ -267,30 +261,23 @@ class Document(MutableMapping[str, Any], Saved):
 
     # -- permission -------------------------------------------------------------------------------------------
 
-    def check_writable(self) -> None:
-        """Called before every change, with the lock held."""
-        if self.capturing is not None and self._is_busy():
-            raise StoreBusy(
-                "the state is being saved, and was changed in the middle of that, as by a signal handler",
-                hint="Let the handler set a flag, and change the state between two steps.",
-            )
-        if self.readonly:
-            raise ReadOnly(
-                "this state is read-only",
-                hint="A past state cannot change. Use agent.rollback(...) or agent.branch(...) to go on from it.",
-            )
-        if self.guard is not None:
-            self.guard()
+    @property
+    def readonly(self) -> bool:
+        """Whether this state is a past one, which cannot change."""
+        return self.intake.readonly
 
-    def _is_busy(self) -> bool:
-        """Whether this thread is in the middle of a capture. An interrupt may have left a note of one that is over."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if frame is self.capturing:
-                return True
-            frame = frame.f_back
-        self.capturing = None
-        return False
+    @readonly.setter
+    def readonly(self, readonly: bool) -> None:
+        self.intake.readonly = readonly
+
+    @property
+    def guard(self) -> Callable[[], None] | None:
+        """Called before every change; raises when there must be none."""
+        return self.intake.guard
+
+    @guard.setter
+    def guard(self, guard: Callable[[], None] | None) -> None:
+        self.intake.guard = guard
 
     # -- the way out ------------------------------------------------------------------------------------------
 
@@ -308,14 +295,14 @@ class Document(MutableMapping[str, Any], Saved):
 
     def seen_all(self, values: list[Any], holder: Any, keys: Sequence[Any] | None = None) -> tuple[list[Any], bool]:
         """As ``seen``, of all children at once; and whether there are instances among them."""
-        flat, text = FLAT.issuperset, TEXT.issuperset
+        flat = FLAT.issuperset
         out: list[Any] = []
         instances: list[Any] = []
         places: list[Any] = []
         for at, value in enumerate(values) if keys is None else zip(keys, values, strict=True):
             kind = type(value)
             child: Any = value
-            if kind is dict and flat(map(type, value.values())) and text(map(type, value)):
+            if kind is dict and flat(map(type, value.values())):
                 # As ``wrap`` does it, written out: most lists are lists of messages.
                 child = TrackedDict(value)
                 child._doc = self
@@ -406,7 +393,7 @@ class Document(MutableMapping[str, Any], Saved):
         It waits to be written until ``capture`` takes it along.
         """
         with self.lock:
-            if self.capturing is not None and self._is_busy():
+            if self.intake.is_busy():
                 raise StoreBusy(
                     "a checkpoint was asked for in the middle of another one, as by a signal handler",
                     hint="Let the handler set a flag, and take the checkpoint between two steps.",
@@ -419,7 +406,7 @@ class Document(MutableMapping[str, Any], Saved):
                 self.unfinished.recover()
             capture = self.unfinished = Capture(self)
             try:
-                self.capturing = sys._getframe()
+                self.intake.capturing = sys._getframe()
                 self.intake.changes += 1
                 if watches.known:
                     watches.before()
@@ -430,7 +417,7 @@ class Document(MutableMapping[str, Any], Saved):
                 if self.paranoid:
                     self._recompute()
             finally:
-                self.capturing = None
+                self.intake.capturing = None
             self.unfinished = None
             self.originals.check(self.is_attached)
             return found
@@ -446,8 +433,9 @@ class Document(MutableMapping[str, Any], Saved):
 
         It does what the rest of this class does, in an order in which an interrupt leaves nothing but doubts.
         """
-        told, before, changes, dirty = self.told, self.told.sections, self.intake.changes, None
-        if self.reordered or self.capturing is not None or self.unfinished is not None or self.watches.known:
+        told, intake, dirty = self.told, self.intake, None
+        before, changes = told.sections, intake.changes
+        if self.reordered or intake.capturing is not None or self.unfinished is not None or intake.watches.known:
             return None
         for section in self.sections.values():
             if section.dirty:
@@ -463,18 +451,16 @@ class Document(MutableMapping[str, Any], Saved):
         items = appended_items(node, tree)
         if not items:  # it is not that, or nothing came: no operation
             return None
-        new = tree.grown(items)
-        if new is None:
-            return None
+        new = tree.grown(items) or told.settle(tree.apply([Hunk(tree.count, tree.count, items)], told.fetch))
         truth: dict[str, Tree | bytes] = {**before, dirty.name: new}
         operation = Operation(time.time_ns() // 1000, op.SPLICE, [dirty.name], (tree.count, 0, items))
         found = Captured(truth, [operation], before=before)
-        if self.intake.changes != changes or told.sections is not before:
+        if intake.changes != changes or told.sections is not before:
             return None  # a signal handler changed or saved something meanwhile
-        self.intake.changes = changes + 1
+        intake.changes = changes + 1
         told.unacknowledged, told.sections = [*told.unacknowledged, found], truth  # no call since the question
         node._told, node._marks, dirty.dirty = new, None, False  # type: ignore[attr-defined]
-        self.originals.check(self.is_attached)
+        intake.originals.check(self.is_attached)
         return found
 
     def lacking(self) -> list[tuple[Tree, Leaf]]:
@@ -607,7 +593,7 @@ class Document(MutableMapping[str, Any], Saved):
     def changed_since(self, under_way: Collection[Captured]) -> bool:
         """As ``changed``, while these captures are being written."""
         with self.lock:
-            if self.capturing is not None and self._is_busy():
+            if self.intake.is_busy():
                 return True
             if self._grown() is None:
                 self.settle()
@@ -649,14 +635,14 @@ class Document(MutableMapping[str, Any], Saved):
         with self.lock:
             try:
                 while True:
-                    self.capturing = None
+                    self.intake.capturing = None
                     self.settle()  # what is told is what is live ...
-                    self.capturing = sys._getframe()
+                    self.intake.capturing = sys._getframe()
                     if not self.reordered and not any(section.dirty for section in self.sections.values()):
                         break  # ... and no signal handler has changed it since
                 turn(self, wanted, record=record)
             finally:
-                self.capturing = None
+                self.intake.capturing = None
 
 
 _put_sections = Document.__dict__["sections"].__set__  # an assignment would call ``__setattr__``, where handlers run

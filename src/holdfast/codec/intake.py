@@ -3,7 +3,7 @@
 Owns what the state holds for a value that it is given, and which containers a change moves instead of copying: those
 that lose their place by the same change, and those that have none; and the warning ``DetachedChange`` about originals
 that change later, outside the state. Must not know what kind of change asks. What always holds: a value that is refused
-leaves no trace; what is taken in belongs to the state alone.
+leaves no trace; what is taken in belongs to the state alone. It also knows whether the state may change now.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from holdfast.codec.lists import LazyList
 from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
 from holdfast.codec.values import encode, is_immutable, is_key
 from holdfast.codec.wire import MAX_DEPTH, OPTION, SCALARS
-from holdfast.errors import DetachedChange, HoldfastError, Unencodable, format_path
+from holdfast.errors import DetachedChange, HoldfastError, ReadOnly, StoreBusy, Unencodable, format_path
 
 if TYPE_CHECKING:
+    from threading import RLock
+    from types import FrameType
+
     from holdfast.codec.types import Registry
     from holdfast.codec.watches import Watches
 
@@ -52,10 +55,14 @@ class _Change:
 
 
 class Intake:
-    """The way in of one document."""
+    """The way in of one document, and whether it is open."""
 
-    def __init__(self, doc: Any) -> None:
+    def __init__(self, doc: Any, *, readonly: bool) -> None:
         self._doc = doc
+        self.lock: RLock = doc.lock
+        self.readonly = readonly
+        self.guard: Callable[[], None] | None = None  # called before every change; raises when there must be none
+        self.capturing: FrameType | None = None  # the capture that is under way
         self.registry: Registry = doc.registry
         self.watches: Watches = doc.watches
         self.originals: Originals = doc.originals
@@ -63,6 +70,33 @@ class Intake:
         self.changes = 0  # counts changes and captures, so that one inside another is noticed
         self.met: list[Any] | None = None  # while a value is encoded: the tracked containers in it
         self.refusal: HoldfastError | None = None  # the last error that came before anything was done
+
+    # -- permission -------------------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        """Called before every change, with the lock held."""
+        if self.capturing is not None and self.is_busy():
+            raise StoreBusy(
+                "the state is being saved, and was changed in the middle of that, as by a signal handler",
+                hint="Let the handler set a flag, and change the state between two steps.",
+            )
+        if self.readonly:
+            raise ReadOnly(
+                "this state is read-only",
+                hint="A past state cannot change. Use agent.rollback(...) or agent.branch(...) to go on from it.",
+            )
+        if self.guard is not None:
+            self.guard()
+
+    def is_busy(self) -> bool:
+        """Whether this thread is in the middle of a capture. An interrupt may have left a note of one that is over."""
+        frame = sys._getframe() if self.capturing is not None else None
+        while frame is not None:
+            if frame is self.capturing:
+                return True
+            frame = frame.f_back
+        self.capturing = None
+        return False
 
     # -- one change -------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex
 from holdfast.codec.blocks import LIST
 from holdfast.codec.dicts import wrap_dict
 from holdfast.codec.tracked import FLAT, GONE, SLOTS, WRAP_ALL_MAX, ListMarks, Node, change, locked, reading
+from holdfast.codec.wire import collector_paused
 
 # A child that is not where it was is looked for so near first.
 _NEAR = 32
@@ -84,7 +85,7 @@ class TrackedList(list[Any], Node):
         marks = self._marks
         if marks is None or marks is True:
             return
-        marks.held, marks.carried = [], {}
+        marks.held = marks.carried = None
         if carried is not None and not marks.regions and not marks.kids and intake.changes == carried[0] + 1:
             _, marks.held, marks.carried = carried  # nothing happened in between
         marks.spliced(len(self), start, stop - start, datas)
@@ -257,7 +258,8 @@ class LazyList(TrackedList):
     def _touch(self) -> None:
         with self._doc.lock:
             if type(self) is LazyList:
-                seen, instances = self._doc.seen_all(list.copy(self), self)
+                with collector_paused():
+                    seen, instances = self._doc.seen_all(list.copy(self), self)
                 list.__setitem__(self, slice(None), seen)
                 self.__class__ = GuardedList if instances else TrackedList  # type: ignore[assignment]
 

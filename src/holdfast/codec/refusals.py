@@ -103,6 +103,8 @@ def unknown(value: Any, option: str) -> Unencodable:
     if package in _PYTHON:
         hint = "Save what it is made of (list(...), bytes(...), a text), or register the class with save= and load=."
         return Unencodable(f"a {name} cannot be saved", hint=hint)
+    if package == __name__.partition(".")[0]:
+        return Unencodable(f"a {name} is no data", hint="Save its name or its id, and get it again when loading.")
     return Unencodable(f"the type {name} is not registered", hint=register)
 
 

@@ -117,6 +117,8 @@ class State:
         # Whoever compares two states reads of large containers only what differs. Then only places can be looked up to
         # which the comparison has led: a key of a dict that is not in what was read is not there.
         self.sparse = False
+        # Sections of another state of the same store, which this one is about to become. What both have is not read.
+        self.beside: Mapping[str, Tree | bytes] = {}
 
     def with_sections(self, sections: Mapping[str, Tree | bytes]) -> State:
         """Another state of the same source, with these sections of it."""
@@ -188,9 +190,11 @@ class State:
         raw = None
         draft = Replay(self)
         if base is not None:
-            tree, raw = read(base, self.fetch, sparse=self.sparse)
+            beside = self.beside.get(name)
+            beside = beside if isinstance(beside, Tree) else None
+            tree, raw = read(base, self.fetch, sparse=self.sparse, beside=beside)
             if base == digest:
-                return tree, raw
+                return tree, raw if beside is None else None
             draft.sections[name] = tree
         draft.do(self.source.operations(name))
         made = draft.finish().get(name)

@@ -71,8 +71,8 @@ class ListMarks:
         self.regions: list[list[int]] = []
         self.kids: dict[int, Any] = {}
         self.tail: list[bytes | None] = []
-        self.carried: dict[int, int] = {}
-        self.held: list[Any] = []
+        self.carried: dict[int, int] | None = None
+        self.held: list[Any] | None = None
 
     @property
     def empty(self) -> bool:
@@ -286,10 +286,9 @@ def change(method: Any) -> Any:
     """
 
     def call(self: Any, *args: Any) -> Any:
-        doc = self._doc
-        with doc.lock:
-            doc.check_writable()
-            intake = doc.intake
+        intake = self._doc.intake
+        with intake.lock:
+            intake.check_writable()
             intake.changes = number = intake.changes + 1
             before = marks = self._marks
             try:

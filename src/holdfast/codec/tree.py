@@ -8,10 +8,11 @@ a leaf holds the trees that its items name and the store may lack, so that nothi
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -32,9 +33,9 @@ from holdfast.codec.blocks import (
     Node,
     closes,
     cut,
-    first_cut,
     index_node,
     index_over,
+    late_from,
     make_leaf,
     names_tree,
     regrown,
@@ -57,23 +58,30 @@ class Hunk(NamedTuple):
     old: Sequence[bytes] = ()
 
 
+_Parts = tuple[list[Leaf], list[int], list[list[Index]]]
+"""The leaves of a tree, where each begins, and the levels of index nodes above them."""
+
+
 class Tree:
     """All items of one container."""
 
     __slots__ = (
-        "__weakref__", "base", "count", "fresh", "kind", "last", "leaves", "levels", "root", "starts", "tops", "where",
+        "__weakref__", "_base", "_parts", "beside", "count", "fresh", "kind", "last", "root", "tops", "where",
     )  # fmt: skip
 
     def __init__(self, kind: bytes, leaves: list[Leaf], starts: list[int] | None, levels: list[list[Index]]) -> None:
-        self.kind, self.leaves, self.levels = kind, leaves, levels
-        self.base: Tree | None = None  # what this one grew out of, if that is how it was made
+        if starts is None:
+            starts = [0, *accumulate([leaf.count for leaf in leaves[:-1]])]
+        self.kind = kind
+        self._base: Tree | None = None  # what this one grew out of, if that is how it was made
+        self._parts: _Parts | None = (leaves, starts, levels)
         self.last, self.tops = leaves[-1], [level[-1] for level in levels]
-        self.starts = starts if starts is not None else [0, *accumulate([leaf.count for leaf in leaves[:-1]])]
-        self.count = self.starts[-1] + leaves[-1].count
+        self.count = starts[-1] + leaves[-1].count
         self.root: bytes = (levels[-1] if levels else leaves)[0].digest
         self.fresh: Sequence[Leaf] = ()  # leaves that were just made: whoever makes a tree closes it (``anchor``)
         # Of a dict with several leaves: key -> its leaf, in a cell that moves on with the leaf. Made when it is needed.
         self.where: dict[bytes, list[Leaf]] | None = None
+        self.beside: Tree | None = None  # one with many of the same leaves, which may know where their keys are
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -87,9 +95,10 @@ class Tree:
     def part(self, start: int, stop: int, fetch: Fetch) -> list[bytes]:
         """Items ``start`` to ``stop``."""
         found: list[bytes] = []
-        position = bisect_right(self.starts, start) - 1
+        leaves, starts, _ = self._whole()
+        position = bisect_right(starts, start) - 1
         while start < stop:
-            leaf, first = self.leaves[position], self.starts[position]
+            leaf, first = leaves[position], starts[position]
             found += self.items_of(leaf, fetch)[start - first : stop - first]
             start = first + leaf.count
             position += 1
@@ -101,24 +110,27 @@ class Tree:
 
     def lacking(self, spans: Sequence[tuple[int, int]]) -> list[Leaf]:
         """The leaves of these items whose bytes were let go."""
+        leaves, starts, _ = self._whole()
         found: list[Leaf] = []
         done = -1
         for start, stop in spans:
-            at = max(bisect_right(self.starts, start) - 1, done + 1)
-            while at < len(self.leaves) and (self.starts[at] < stop or self.starts[at] == start):
-                if self.leaves[at].items is None:
-                    found.append(self.leaves[at])
+            at = max(bisect_right(starts, start) - 1, done + 1)
+            while at < len(leaves) and (starts[at] < stop or starts[at] == start):
+                if leaves[at].items is None:
+                    found.append(leaves[at])
                 done = at
                 at += 1
         return found
 
     def warm(self, spans: Sequence[tuple[int, int]], fetch: Fetch) -> None:
         """Read what was let go of these items, all in one go."""
-        missing = self.lacking(spans)
-        if missing:
-            rows = fetch([leaf.digest for leaf in missing])
-            for leaf in missing:
-                leaf.items = leaf_contents(self.kind, rows[leaf.digest])
+        self._read(self.lacking(spans), fetch)
+
+    def _read(self, leaves: Sequence[Leaf], fetch: Fetch) -> None:
+        missing = [leaf for leaf in leaves if leaf.items is None]
+        rows = fetch([leaf.digest for leaf in missing]) if missing else {}
+        for leaf in missing:
+            leaf.items = leaf_contents(self.kind, rows[leaf.digest])
 
     def place(self, key: bytes, fetch: Fetch, *, loaded: bool = False) -> int:
         """Where a dict's key stands; -1 when it does not. ``loaded``: it is looked for in what was read only."""
@@ -142,9 +154,17 @@ class Tree:
 
     def _index(self, fetch: Fetch) -> dict[bytes, list[Leaf]]:
         if self.where is None:
-            self.warm([(0, self.count)], fetch)
+            beside, self.beside = self.beside, None
             where: dict[bytes, list[Leaf]] = {}
-            for leaf in self.leaves:
+            unknown = self.leaves
+            there = beside.where if beside is not None else None
+            if beside is not None and there is not None:
+                cells, pairs, known = {leaf: [leaf] for leaf in self.leaves}, there.copy(), set(beside.leaves)
+                if beside.where is there:  # nobody has taken it over meanwhile
+                    where = {key: cells[leaf] for key, (leaf,) in pairs.items() if leaf in cells}
+                    unknown = [leaf for leaf in self.leaves if leaf not in known]
+            self._read(unknown, fetch)
+            for leaf in unknown:
                 self._register(leaf, where, fetch)
             self.where = where
         return self.where
@@ -156,17 +176,12 @@ class Tree:
 
     def rank(self, item: bytes, fetch: Fetch) -> tuple[int, bool]:
         """Where an item stands in a set, or would stand, and whether it does."""
-        low, high = 0, len(self.leaves) - 1
-        while low < high:  # the last leaf whose first item is not above
-            middle = (low + high + 1) // 2
-            if self.leaves[middle].first <= item:
-                low = middle
-            else:
-                high = middle - 1
-        items = self.items_of(self.leaves[low], fetch)
+        leaves, starts, _ = self._whole()
+        low = max(bisect_right(leaves, item, key=_first) - 1, 0)  # the last leaf whose first item is not above
+        items = self.items_of(leaves[low], fetch)
         at = bisect_right(items, item)
         there = at > 0 and items[at - 1] == item
-        return self.starts[low] + (at - 1 if there else at), there
+        return starts[low] + (at - 1 if there else at), there
 
     def within(self, limit: int) -> bool:
         """Whether all items together have at most so many bytes."""
@@ -196,13 +211,8 @@ class Tree:
             position = bisect_right(self.starts, start) - 1 if start < self.count else len(leaves) - 1
             made += leaves[done:position]
             begin = len(made)
-            leaf, at_next = self._edited(position, hunks, at, fetch)
-            if leaf is not None:
-                made.append(leaf)
-                done, at = position + 1, at_next
-            else:
-                new, done, at = self._recut(position, hunks, at, fetch)
-                made += new
+            new, done, at = self._recut(position, hunks, at, fetch)
+            made += new
             changed.append((position, done, begin, len(made)))
         made += leaves[done:]
         if not made:
@@ -219,6 +229,7 @@ class Tree:
         levels = index_over(self.kind, made, self, min(first, len(made)), min(behind, len(made)))
         tree = Tree(self.kind, made, starts, levels)
         tree.fresh = [leaf for _, _, new_start, new_stop in changed for leaf in made[new_start:new_stop]]
+        tree.beside = self.beside
         if self.where is not None:
             self._pass_on(tree, changed, fetch)
         return tree
@@ -255,7 +266,7 @@ class Tree:
     def grown(self, items: list[bytes]) -> Tree | None:
         """The tree with items at its end that name no other tree, where only the last leaf grows; None for others.
 
-        The most frequent change by far. What stays is not even copied: see ``__getattr__``.
+        The most frequent change by far. What stays is not even copied: see ``_whole``.
         """
         last = self.last
         if last.closed or last.inner or last.items is None or self.where is not None:
@@ -269,10 +280,11 @@ class Tree:
         for index in self.tops:
             if index.running is None or index.running[1] != index.span - 1:
                 return None
-        leaf = self._longer(last, items, size, count, closed=False)
+        leaf = self._longer(last, items, size, count, closed=False, names=last.names)
         leaf.inner = ()
         tree = Tree.__new__(Tree)
-        tree.kind, tree.base, tree.last, tree.fresh, tree.where = self.kind, self.base or self, leaf, (), None
+        tree.kind, tree.last, tree.fresh, tree.where, tree.beside = self.kind, leaf, (), None, self.beside
+        tree._base, tree._parts = self._base or self, None
         tree.count = self.count + len(items)
         child: Node = leaf
         tops: list[Index] = []
@@ -282,15 +294,29 @@ class Tree:
         tree.tops, tree.root = tops, child.digest
         return tree
 
-    def __getattr__(self, name: str) -> Any:
+    def _whole(self) -> _Parts:
         """What ``grown`` left out: all but the last nodes are those of the tree that grew."""
-        if name not in {"leaves", "levels", "starts"} or self.base is None:
-            raise AttributeError(name)
-        base = self.base
-        self.levels = [[*level[:-1], index] for level, index in zip(base.levels, self.tops, strict=True)]
-        self.starts = base.starts
-        self.leaves = [*base.leaves[:-1], self.last]
-        return getattr(self, name)
+        parts = self._parts
+        if parts is None:
+            leaves, starts, levels = self._base._whole()  # type: ignore[union-attr] # it grew
+            last = [[*level[:-1], index] for level, index in zip(levels, self.tops, strict=True)]
+            parts = self._parts = [*leaves[:-1], self.last], starts, last
+        return parts
+
+    # Properties, because ``__getattr__`` would make every other attribute slow.
+    @property
+    def leaves(self) -> list[Leaf]:
+        return self._whole()[0]
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each leaf begins."""
+        return self._whole()[1]
+
+    @property
+    def levels(self) -> list[list[Index]]:
+        """The index nodes above the leaves, the lowest level first."""
+        return self._whole()[2]
 
     def _appended(self, last: Leaf, items: list[bytes], fetch: Fetch) -> Tree:
         leaves, starts = self.leaves, self.starts
@@ -316,7 +342,9 @@ class Tree:
                 if closed:
                     break
             used = count - last.count
-            made.append(self._longer(last, items[:used], size, count, closed=closed))
+            some = items[:used]
+            names = last.names or any(map(names_tree, some))
+            made.append(self._longer(last, some, size, count, closed=closed, names=names))
         if used < len(items):
             rest = items[used:]
             new, taken = cut(self.kind, rest)
@@ -325,7 +353,7 @@ class Tree:
                 made.append(make_leaf(self.kind, rest[taken:], closed=False))
         return made
 
-    def _longer(self, last: Leaf, items: list[bytes], size: int, count: int, *, closed: bool) -> Leaf:
+    def _longer(self, last: Leaf, items: list[bytes], size: int, count: int, *, closed: bool, names: bool) -> Leaf:
         """The open leaf with items at its end, ``count`` items of ``size`` bytes in all."""
         before: list[bytes] = last.items  # type: ignore[assignment] # whoever calls has looked
         if len(before) != last.count:  # a capture failed after it had grown
@@ -336,79 +364,45 @@ class Tree:
         if hasher is None:
             hasher = blake3(NODE_TAG + self.kind + b"\0")
             hasher.update(b"".join(before))
-        names = last.names
         for item in items:
             hasher.update(item)
-            names = names or names_tree(item)
         before += items
         leaf = Leaf(before, count, size, closed=closed)
         leaf.first, leaf.names = last.first, names
         leaf.finish(hasher)
         return leaf
 
-    def _edited(self, position: int, hunks: list[Hunk], at: int, fetch: Fetch) -> tuple[Leaf | None, int]:
-        """The leaf again, if it is clear at a glance that it ends where it did: with an item that stays."""
-        leaf, start = self.leaves[position], self.starts[position]
-        stop, begin, come = start + leaf.count, at, 0  # how many bytes come
-        while at < len(hunks) and hunks[at].start < stop:
-            hunk = hunks[at]
-            if hunk.stop > stop or (hunk.stop == stop and len(hunk.items) != hunk.stop - hunk.start):
-                return None, at
-            come += sum(map(len, hunk.items))
-            at += 1
-        if at == begin or (at < len(hunks) and hunks[at].start == self.count):
-            return None, at
-        if leaf.count + sum([len(one.items) - one.stop + one.start for one in hunks[begin:at]]) > blocks.LEAF_MAX_ITEMS:
-            return None, at
-        items = self.items_of(leaf, fetch).copy()
-        for hunk in reversed(hunks[begin:at]):
-            items[hunk.start - start : hunk.stop - start] = hunk.items
-        if not leaf.closed and sum(map(len, items)) < blocks.LEAF_MIN_BYTES and len(items) < blocks.LEAF_MAX_ITEMS:
-            return make_leaf(self.kind, items, closed=False), at  # too short for any cut
-        sizes = list(accumulate(map(len, items)))
-        total, least, last = sizes[-1], blocks.LEAF_MIN_BYTES, len(items) - 1
-        if total >= blocks.LEAF_MAX_BYTES:
-            return None, at
-        if closes(total, len(items), items[-1]) is not leaf.closed:
-            return None, at
-        # Items that were too early for a cut, and may not be any more.
-        first = bisect_left(sizes, least)
-        early = min(bisect_left(sizes, least + come), last)
-        if first < early and first_cut(items, first, early) < early:
-            return None, at
-        shift = -start
-        for hunk in hunks[begin:at]:
-            begins = max(hunk.start + shift, first)
-            ends = min(hunk.start + shift + len(hunk.items), last)
-            if begins < ends and first_cut(items, begins, ends) < ends:
-                return None, at
-            shift += len(hunk.items) - hunk.stop + hunk.start
-        return make_leaf(self.kind, items, closed=leaf.closed), at
-
     def _recut(self, position: int, hunks: list[Hunk], at: int, fetch: Fetch) -> tuple[list[Leaf], int, int]:
         """Cut anew from a leaf on, until a cut falls on an old border behind the last hunk here."""
+        leaves, starts, _ = self._whole()
         made: list[Leaf] = []
         waiting: list[bytes] = []
+        quiet: list[tuple[int, int]] = []  # runs of them that no leaf ends in: none ended there when it could have
         gone = 0  # items before this are dealt with
-        here, end = position, len(self.leaves)
+        here, end = position, len(leaves)
         while here < end:
-            leaf, start = self.leaves[here], self.starts[here]
+            leaf, start = leaves[here], starts[here]
             here, stop = here + 1, start + leaf.count
             if gone >= stop and here < end:
                 continue
             items = self.items_of(leaf, fetch)
-            cursor = max(start, gone)
-            while at < len(hunks) and (hunks[at].start < stop or here == end):
-                hunk = hunks[at]
-                waiting += items[cursor - start : hunk.start - start]
-                waiting += hunk.items
-                cursor = gone = hunk.stop
+            late, cursor = start + late_from(items), max(start, gone)
+            while True:
+                here_too = at < len(hunks) and (hunks[at].start < stop or here == end)
+                upto = hunks[at].start if here_too else stop
+                if cursor < upto:
+                    shift = len(waiting) - cursor
+                    quiet.append((max(cursor, late) + shift, min(upto, stop - 1) + shift))
+                    waiting += items[cursor - start : upto - start]
+                if not here_too:
+                    break
+                waiting += hunks[at].items
+                cursor = gone = hunks[at].stop
                 at += 1
-            if cursor < stop:
-                waiting += items[cursor - start :]
-            new, taken = cut(self.kind, waiting)
+            new, taken = cut(self.kind, waiting, quiet)
             made += new
             waiting = waiting[taken:]
+            quiet = [(begin - taken, to - taken) for begin, to in quiet if to > taken]
             if not waiting and gone <= stop and (at == len(hunks) or hunks[at].start >= stop):
                 break
         if waiting:
@@ -516,10 +510,13 @@ def build(kind: bytes, items: list[bytes]) -> Tree:
     return tree
 
 
-def read(root: bytes, fetch: Fetch, *, sparse: bool = False) -> tuple[Tree, list[bytes]]:
-    """The tree under a root as the store has it, and its raw leaves. It keeps the items of the last leaf only.
+def read(
+    root: bytes, fetch: Fetch, *, sparse: bool = False, beside: Tree | None = None
+) -> tuple[Tree, list[bytes]]:
+    """The tree under a root as the store has it, and the raw leaves that were read. It keeps the last leaf's items.
 
     ``sparse``: of a list or a dict, all other leaves are read when somebody looks at them, and their sizes are guesses.
+    ``beside``: a tree that is known; leaves that both have are shared, and not read.
     """
     rows = [fetch([root])[root]]
     kind = rows[0][:1]
@@ -527,42 +524,53 @@ def read(root: bytes, fetch: Fetch, *, sparse: bool = False) -> tuple[Tree, list
         raise CorruptValue(f"a node of the unknown kind {kind!r}")
     digests: list[bytes] = [root]
     levels: list[list[Index]] = []
-    unread: list[Leaf] = []
+    known: dict[bytes, Leaf] = {}
     for level in range(rows[0][1], 0, -1):
-        below: list[bytes] = []
+        entries: list[bytes] = []
         levels.append([])
         for digest, node in zip(digests, rows, strict=True):
             _expect_node(node, kind, level)
-            entries = [node[at : at + ENTRY_BYTES] for at in range(2, len(node), ENTRY_BYTES)]
-            count = sum([int.from_bytes(entry[DIGEST_BYTES:], "big") for entry in entries])
-            index = Index(digest, len(entries), count)
+            some = [node[at : at + ENTRY_BYTES] for at in range(2, len(node), ENTRY_BYTES)]
+            count = sum([int.from_bytes(entry[DIGEST_BYTES:], "big") for entry in some])
+            index = Index(digest, len(some), count)
             index.stored = True
             levels[-1].append(index)
-            below += [entry[:DIGEST_BYTES] for entry in entries]
-            if sparse and level == 1 and kind in (LIST, DICT):
-                unread += [_unread(entry) for entry in entries]
-        if unread:
-            unread.pop()
-            below = below[-1:]
-        found = fetch(below)
-        rows, digests = [found[digest] for digest in below], below
-    leaves = unread
-    for digest, node in zip(digests, rows, strict=True):
-        _expect_node(node, kind, 0)
-        leaf = Leaf(None, int.from_bytes(node[-COUNT_BYTES:], "big"), len(node) - 2 - COUNT_BYTES, closed=True)
-        leaf.named(digest)
-        leaf.stored = True
-        leaf.inner = ()  # what a stored node names is stored
-        if kind == SET and leaf.count:
-            leaf.first = split(memoryview(node)[2:-COUNT_BYTES], leaf.count)[0]
+            entries += some
+        digests = [entry[:DIGEST_BYTES] for entry in entries]
+        if level == 1:
+            if sparse and kind in (LIST, DICT):
+                known = {entry[:DIGEST_BYTES]: _unread(entry) for entry in entries[:-1]}
+            if beside is not None and beside.kind == kind:
+                known |= {leaf.digest: leaf for leaf in beside.leaves}
+            known.pop(digests[-1], None)
+        unread = [digest for digest in digests if digest not in known]
+        found = fetch(unread)
+        rows = [found[digest] for digest in unread]
+    leaves = []
+    nodes = iter(rows)
+    for digest in digests:
+        leaf = known.get(digest)
+        if leaf is None:
+            node = next(nodes)
+            _expect_node(node, kind, 0)
+            leaf = Leaf(None, int.from_bytes(node[-COUNT_BYTES:], "big"), len(node) - 2 - COUNT_BYTES, closed=True)
+            leaf.named(digest)
+            leaf.stored = True
+            leaf.inner = ()  # what a stored node names is stored
+            if kind == SET and leaf.count:
+                leaf.first = split(memoryview(node)[2:-COUNT_BYTES], leaf.count)[0]
         leaves.append(leaf)
     last = leaves[-1]
     last.items = leaf_contents(kind, rows[-1])
     last.closed = bool(last.count) and closes(last.size, last.count, last.items[-1])
-    return Tree(kind, leaves, None, levels[::-1]), rows
+    tree = Tree(kind, leaves, None, levels[::-1])
+    if beside is not None and beside.where is not None:
+        tree.beside = beside
+    return tree, rows
 
 
 _KINDS = frozenset({LIST, DICT, SET, VALUE})
+_first = attrgetter("first")
 
 
 def _unread(entry: bytes) -> Leaf:

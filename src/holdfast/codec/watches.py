@@ -110,7 +110,7 @@ class Watches:
 
     def given(self, holder: Any, iterator: Any) -> Any:
         """An iterator over a container: as long as it is in use, nothing in there falls asleep."""
-        if not holder._doc.readonly:
+        if not holder._doc.intake.readonly:
             known = self._iterators.get(id(holder))
             if known is None:
                 if len(self._iterators) >= _ITERATED_MAX:

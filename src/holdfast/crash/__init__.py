@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast import lazy as _lazy
 
 if TYPE_CHECKING:
-    from holdfast.crash.agents import rehydrate
+    from holdfast.crash.agents import rehydrate, unfinished
     from holdfast.crash.dump import Dump, open_dump
     from holdfast.crash.folder import found as dumps
     from holdfast.crash.folder import of as folder_of
@@ -41,6 +41,7 @@ __all__ = [
     "rehydrate",
     "stack_json",
     "stacks_json",
+    "unfinished",
 ]
 
 _HOMES = {
@@ -62,6 +63,7 @@ _HOMES = {
     "rehydrate": "holdfast.crash.agents",
     "stack_json": "holdfast.crash.summary",
     "stacks_json": "holdfast.crash.summary",
+    "unfinished": "holdfast.crash.agents",
 }
 
 __getattr__ = _lazy.names(__name__, _HOMES)

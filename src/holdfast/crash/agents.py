@@ -18,11 +18,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from glob import escape
 from importlib import import_module
 from pathlib import Path
 from time import gmtime, strftime
 from typing import TYPE_CHECKING, Any
 
+from holdfast.agent.watchers import WATCHERS
 from holdfast.codec.tracked import GONE
 from holdfast.crash import folder, kinds, shapes, stacks
 from holdfast.crash.dump import Dump, open_dump
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _LOCK_S = 0.2  # for a lock of the state
 _LEDGER_S = 1.5  # for reading effects, which needs the catalog
 _GONE_LEDGER_S = 20.0  # the same for a process that is gone, which holds no lock any more
+_UNFINISHED_S = 5.0  # for reading what is not finished, which somebody waits for
 _EVENT_S = 2.0  # for writing an event, which needs the disk
 _MOST_AGENTS = 200
 _STATE_VALUES = 20_000
@@ -175,6 +178,49 @@ def _heads(handle: Any) -> tuple[Any, Any]:
     host = vars(handle).get("_host")  # of the room above, which executes runs again
     base = host.base if host is not None and writer is not None else None
     return newest, None if writer is None else newest if base is None else handle._seen(base)  # noqa: SLF001
+
+
+# -- what is not finished ---------------------------------------------------------------------------------------
+
+_UNFINISHED = frozenset({"interrupted", "needs attention", "waiting"})
+_MOST_RUNS = 5
+
+Tell = Callable[[list[Any], list[Any]], None]
+
+
+@contextmanager
+def unfinished(tell: Tell) -> Iterator[None]:
+    """Where an exception leaves it, ``tell`` gets the runs of each agent of this process that are not over, and doubts.
+
+    That is: the first few runs, and all effects in doubt; not called for agents that have neither. Whatever goes wrong
+    leaves it out. An error of ours says what to do by itself, so after that nothing is told.
+    """
+    WATCHERS.append(watch)
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code:
+            with suppress(KeyboardInterrupt), travelling(error):
+                for handle in open_agents():
+                    with suppress(PartFailed):
+                        in_time(partial(_tell_unfinished, handle, tell), _UNFINISHED_S)
+        raise
+    finally:
+        WATCHERS.remove(watch)
+
+
+def _tell_unfinished(handle: Any, tell: Tell) -> None:
+    with _again(handle._store, readonly=True) as store:  # noqa: SLF001
+        if not hasattr(store, "runs"):  # a plain one
+            return
+        one, branch = escape(handle.name), _branch(handle)
+        runs = store.runs(one, branch=branch, limit=_MOST_RUNS, sort="urgent")
+        left = [run for run in runs if run.status in _UNFINISHED]
+        doubts = store.effects(one, branch=branch, in_doubt=True)
+        if left or doubts:
+            tell(left, list(doubts))
 
 
 # -- what the histories say ------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import holdfast.agent.store as stores
 from holdfast.agent.agent import Agent
 from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, StoreBusy
-from holdfast.process.image import began
+from holdfast.process.image import began, boot
 from holdfast.store import processes
 
 DEADLINE_S = 10.0
@@ -94,8 +94,10 @@ def stand_still(folder: Path, freezer: list[int], deadline_s: float) -> bool:
             _say(folder, REFUSED, error.message)
             return False
         _say(folder, RELEASED, json.dumps([_about(one) for one in agents]))
+        before = boot(), began(os.getpid())
         word = _awaited(folder, freezer)
-        thawed = word == "thawed"
+        # One that comes back began anew, whatever it was told: the word can be cleared away before it was read.
+        thawed = word == "thawed" or (boot(), began(os.getpid())) != before
         if thawed:
             processes.thawed()
             _reseed()
@@ -119,16 +121,17 @@ def _say(folder: Path, name: str, text: str) -> None:
 
 def _awaited(folder: Path, freezer: list[int]) -> str:
     """The word to go on. A freezer that is gone without a word has taken no image that counts."""
-    looked = time.monotonic()
+    looked, lives = time.monotonic(), True
     while True:
         with suppress(OSError):
             word = (folder / GO).read_text()
             (folder / GO).unlink()  # whoever said it sees that it was heard
             return word
+        if not lives:
+            return "gone"
         if time.monotonic() - looked > LIVES_S:
-            looked = time.monotonic()
-            if not _lives(freezer) or not folder.exists():
-                return "gone"
+            # In a process that comes back now, the freezer went long ago: the word is there, and is read first.
+            looked, lives = time.monotonic(), _lives(freezer) and folder.exists()
         time.sleep(POLL_S)
 
 
@@ -165,6 +168,7 @@ def _at_rest(agents: list[Agent], databases: list[Any], deadline: float) -> Iter
             if agent._writer is not None:
                 stack.enter_context(agent._writer.quiet())
                 stack.enter_context(agent._writer.still(agent._document))
+                stack.enter_context(agent._unused())
                 _save(agent)  # what a thread did that was quicker
         rested: list[Any] = []
         try:

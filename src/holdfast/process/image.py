@@ -28,6 +28,7 @@ from blake3 import blake3
 
 from holdfast.errors import BadOption, NotAnImage, NotFrozen, Unavailable
 from holdfast.process import criu
+from holdfast.store.witness import state_folder
 
 if TYPE_CHECKING:
     from holdfast.process.cooperation import Standing
@@ -542,8 +543,3 @@ def proof(named: bytes) -> bytes:
 def made_here(named: bytes, shown: bytes) -> bool:
     known = key(make=False)
     return known is not None and hmac.compare_digest(blake3(named, key=known).hexdigest().encode(), shown)
-
-
-def state_folder() -> Path:
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "holdfast"

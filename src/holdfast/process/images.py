@@ -13,7 +13,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from holdfast.agent.layers import IMAGE, Looked
 from holdfast.agent.names import IMAGES, is_image
 from holdfast.agent.policy import Policy
 from holdfast.agent.store import Store
-from holdfast.errors import NotAnImage, NotFrozen, NotThawed, UnknownAgent, UntrustedImage
+from holdfast.errors import BadOption, NotAnImage, NotFrozen, NotThawed, UnknownAgent, UntrustedImage
 from holdfast.process import cooperation, criu, image, restore, thaw
 from holdfast.process.chunks import IMAGE_AVERAGE_BYTES, Incoming
 from holdfast.process.image import DESCRIPTION, Description, Look
@@ -327,11 +327,22 @@ def thaw_process(
 def _go_back(store: Store, description: Description, accept: tuple[str, ...]) -> list[str]:
     """Let agents be where they were in the image. Raises, with nothing changed, if something stands in the way."""
     told = []
-    for place, name, branch, head in description.agents:
-        if place != store.place:
-            told.append(f"{name} in {place} was left as it is: only {store.place} is open.")
-            continue
-        with closing(store.agent(name, branch=branch, create=False, when=None)) as handle:
-            if head and handle._go_back_for_thaw(f"id:{head}", accept):
-                told.append(f"{name} went back to {head[:12]}.")
+    moves: list[tuple[str, Callable[[], object]]] = []
+    odd = set(accept)
+    with ExitStack() as handles:
+        for place, name, branch, head in description.agents:
+            if place != store.place:
+                told.append(f"{name} in {place} was left as it is: only {store.place} is open.")
+                continue
+            handle = handles.enter_context(closing(store.agent(name, branch=branch, create=False, when=None)))
+            if head:
+                unknown, move = handle._plan_thaw(f"id:{head}", accept)
+                odd &= set(unknown)
+                if move is not None:
+                    moves.append((f"{name} went back to {head[:12]}.", move))
+        if odd:
+            raise BadOption(f"no effect to accept is called {min(odd)!r}", hint="See `holdfast effects list`.")
+        for what, move in moves:
+            move()
+            told.append(what)
     return told

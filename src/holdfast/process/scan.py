@@ -12,14 +12,12 @@ writes so must flush (``msync``) before a checkpoint. A network file system's cl
 
 from __future__ import annotations
 
-import operator
 import os
 import stat
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -28,7 +26,7 @@ import msgspec
 from holdfast.errors import BadOption
 from holdfast.process import chunks
 from holdfast.process.chunks import Have, Piece
-from holdfast.process.folders import Folders, opened
+from holdfast.process.folders import Folders, Paths, Stamp, opened, stamp_of, stamps
 from holdfast.process.ignore import RULES, Ignore, Rules
 from holdfast.process.trees import DEPTH_MAX, PERMISSIONS, Content, Entry, Tree, equal, hidden, is_store
 from holdfast.store import processes
@@ -44,7 +42,7 @@ TICK_NS = 100_000_000
 COARSE_TICK_NS = 2_000_000_000
 """The same where file systems keep whole seconds, or every other one."""
 
-_MEMORY = f"2 {sys.version}"
+_MEMORY = f"3 {sys.version}"
 """What can be read of what was remembered, and compared: another Python may hash in another way."""
 
 _EXACT = {"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "zfs", "bcachefs", "overlay"}
@@ -54,9 +52,6 @@ _KEPT = {stat.S_IFREG, stat.S_IFLNK}
 _KINDS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "fifo", stat.S_IFBLK: "device", stat.S_IFCHR: "device"}
 
 T = TypeVar("T")
-Stamp = int
-"""Python's hash, of 61 bits, of size, times of change in nanoseconds (content, inode) and inode: of one number the
-memory is found faster than that of four, and time goes by while thousands are compared."""
 
 
 class Seen(NamedTuple):
@@ -91,23 +86,28 @@ class _Place:
     def whole(self) -> bool:
         return self.stamp is not None and len(self.files) == self.count
 
-    def lists(self, place: bytes) -> _Lists:
+    def lists(self, root: bytes, place: bytes) -> _Lists:
         """What it holds when it is whole, as lists."""
         if self._lists is None:
             seen = [*self.files.values()]
             paths, entries = [one.path for one in seen], [one.entry for one in seen]
+            wanted = [one.stamp for one in seen]
+            where = Paths([b"%b/%b" % (root, path) for path in (*paths, place[:-1])])
             if self.entry is not None:
                 paths.append(place[:-1])
                 entries.append(self.entry)
-            self._lists = _Lists([*self.files], [one.stamp for one in seen], paths, entries)
+            if self.stamp is not None:
+                wanted.append(self.stamp)
+            self._lists = _Lists(wanted, where, paths, entries)
         return self._lists
 
 
 class _Lists(NamedTuple):
-    names: list[str]
+    """All with the directory itself at the end, but for the root's paths and entries: it is no part of the tree."""
+
     stamps: list[Stamp]
+    where: Paths
     paths: list[bytes]
-    """With that of the directory itself."""
     entries: list[Entry]
 
 
@@ -237,7 +237,6 @@ class _Pass:
         self.scanner, self.folders, self.known = scanner, folders, known
         self.started = time.time_ns()
         self.exact = _is_exact(folders.device)
-        self.status = partial(os.stat, dir_fd=folders.root, follow_symlinks=False)
         self.changed: dict[bytes, Entry] = {}
         self.marked: dict[bytes, str] = {}
         self.skipped: dict[bytes, str] = {}
@@ -253,10 +252,11 @@ class _Pass:
         self._handed: set[bytes] = set()
 
     def run(self, into: Callable[[Iterator[Piece]], T]) -> Scan[T]:
+        resting = self._resting()
         waiting = [(b"", "", self.scanner._ignore.above)]
         while waiting:
             place, text, above = waiting.pop()
-            rules = self._as_before(place, text, above)
+            rules = self._as_before(place, text, above, resting[place]) if place in resting else None
             if rules is None:
                 rules = self.look(place, text, above)
             if place in self.places:
@@ -271,32 +271,33 @@ class _Pass:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def _as_before(self, place: bytes, text: str, above: Rules) -> Rules | None:
-        """The rules in a directory that is as it was, with all of its files; None where it has to be looked at.
+    def _resting(self) -> dict[bytes, _Lists]:
+        """The directories that are as they were, with all of their files, by their times.
 
         Nothing is opened on the way: should somebody put a link there at this moment, what it leads to has other
         times. Names come from what was listed, so none can be missed as long as the directory has its times.
         """
-        last = self.scanner._places.get(place)
-        if last is None or not (last.whole and self.exact):
-            return None
-        names, stamps, paths, entries = last.lists(place)
-        try:
-            now = self.status(text[:-1] or ".")
-            if _stamp(now) != last.stamp or now.st_dev != self.folders.device:
-                return None
-            rules = above
-            if self.scanner._rules:
+        if not self.exact:
+            return {}
+        root = os.fsencode(self.scanner.root)
+        whole = [(place, one.lists(root, place)) for place, one in self.scanner._places.items() if one.whole]
+        now = iter(stamps([one.where for _, one in whole]))
+        return {place: one for place, one in whole if [*islice(now, len(one.stamps))] == one.stamps}
+
+    def _as_before(self, place: bytes, text: str, above: Rules, lists: _Lists) -> Rules | None:
+        """The rules in a directory that rests; None where it has to be looked at nevertheless."""
+        last = self.scanner._places[place]
+        rules = above
+        if self.scanner._rules:
+            try:
                 fd = self.folders.fd(place[:-1]) if last.ruled else -1
                 rules = self.scanner._ignore.enter(text, above, fd, last.ruled)
-            if rules.key != last.rules or list(map(hash, map(_KEY, map(self.status, names)))) != stamps:
+            except OSError:
                 return None
-        except OSError:
-            return None
-        if list(map(self.known.get, paths)) != entries:
+        if rules.key != last.rules or list(map(self.known.get, lists.paths)) != lists.entries:
             return None
         self.places[place] = last
-        self.same.append(paths)
+        self.same.append(lists.paths)
         self.skipped.update(last.skipped)
         return rules
 
@@ -328,7 +329,7 @@ class _Pass:
                 self.changed[path] = folder
         if self.scanner._rules:
             rules = self.scanner._ignore.enter(text, rules, fd, names)
-        stamp = _stamp(status) if self._settled(status) else None
+        stamp = stamp_of(status) if self._settled(status) else None
         now = self.places[place] = _Place(folder, stamp, rules.key, [name for name in RULES if name in names])
         self._below(now, place, text, rules, items)
         self._compare(now, place, text, rules, items)
@@ -352,7 +353,7 @@ class _Pass:
                 status = item.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if former is not None and former.stamp == _stamp(status):
+            if former is not None and former.stamp == stamp_of(status):
                 entry = self.known.get(former.path)
                 if entry is not None and equal(entry, former.entry):
                     now.files[name] = former if entry is former.entry else former._replace(entry=entry)
@@ -437,8 +438,8 @@ class _Pass:
             self.read_bytes += content.size
         else:
             raise FileNotFoundError  # something else lies there since
-        whole = _stamp(before) == _stamp(after)
-        return _stamp(before) if whole else None, before, entry
+        whole = stamp_of(before) == stamp_of(after)
+        return stamp_of(before) if whole else None, before, entry
 
     def _having(self, path: bytes) -> Have:
         """Tells whether a chunk need not be handed out: it was, or the caller has it. A path's own are asked first."""
@@ -452,13 +453,6 @@ class _Pass:
             return False
 
         return has
-
-
-_KEY = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return hash(_KEY(status))
 
 
 def _named(entry: Entry) -> tuple[bytes, int]:

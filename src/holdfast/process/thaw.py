@@ -34,10 +34,10 @@ from holdfast.process.image import (
     beside,
     boot,
     is_running,
-    state_folder,
     writers,
 )
 from holdfast.store.files import fsync_directory
+from holdfast.store.witness import state_folder
 
 PID_WAIT_S = 8.0
 """How long a thaw waits for a process number to become free: after a failed one it stays taken for some seconds."""

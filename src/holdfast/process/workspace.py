@@ -301,7 +301,10 @@ class Workspace:
                     known = decode_entries(tree.all(document.told.fetch)) if tree is not None else {}
                 else:
                     old, new = _apart(before, tree, document.told.fetch)
-                    known = {path: entry for path, entry in known.items() if path not in old} | new
+                    known = known.copy()  # whoever scans has the one before
+                    for path in old.keys() - new.keys():
+                        known.pop(path, None)
+                    known |= new
                 self._known = tree, known
         return tree, known
 

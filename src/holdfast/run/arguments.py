@@ -125,6 +125,7 @@ class Binder:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.signature = inspect.signature(function)
+        self._called = getattr(function, "__name__", "it")
         parameters = list(self.signature.parameters.values())
         # A method's object is no argument: it is not saved, and there is another one after a restart.
         self._method = bool(parameters) and parameters[0].name in {"self", "cls"}
@@ -150,7 +151,10 @@ class Binder:
                 bound.update(kwargs)
                 if self._required <= bound.keys():
                     return {name: bound[name] for name in sorted(bound, key=self._order.__getitem__)}
-        named = dict(self.signature.bind(*args, **kwargs).arguments)  # raises the TypeError that Python would
+        try:
+            named = dict(self.signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:  # Python's own, which names no function
+            raise TypeError(f"{self._called}{self.signature}: {error}") from None
         if self._method:
             del named[next(iter(named))]
         return named

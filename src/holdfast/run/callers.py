@@ -29,6 +29,7 @@ LEASE = "lease"
 
 Token = tuple[str, int]
 _under_way: dict[Token, Callable[[], bool]] = {}
+_asking: set[object] = set()
 
 
 class Caller(NamedTuple):
@@ -57,16 +58,32 @@ def end(token: Token, still: Callable[[], bool]) -> None:
         _under_way.pop(token, None)
 
 
+def ask() -> object:
+    """Somebody is about to find out whether a call has been made already, and makes it if not: until ``asked``."""
+    question = object()
+    _asking.add(question)
+    return question
+
+
+def asked(question: object) -> None:
+    """It is answered, or its intent is on record."""
+    _asking.discard(question)
+
+
 def any_under_way() -> bool:
-    """Whether this process is making a call that changes something outside, or has given one up that goes on."""
-    return any(still() for still in list(_under_way.values()))
+    """Whether this process is making a call that changes something outside, or has given one up that goes on.
+
+    Or is about to: what it has found out already would be wrong in a process that comes back later.
+    """
+    return bool(_asking) or any(still() for still in list(_under_way.values()))
 
 
 def _always() -> bool:
     return True
 
 
-def _is_under_way(intent: rec.Intent) -> bool:
+def is_under_way(intent: rec.Intent) -> bool:
+    """Whether this process is making the call, or a thread of it that was given up."""
     return _under_way.get((intent.key, intent.attempt), bool)()
 
 
@@ -82,7 +99,7 @@ def outlives_s(db: Database, b: int, own: int, call: Call) -> float | None:
     mine, intent = db.view.branch_at(b), call.intent
     made = db.view.numbered(mine.line, call.number)
     # In another store somebody may be at it, or go on with it, and nobody here can tell.
-    if intent is None or not made.b or _is_under_way(intent):
+    if intent is None or not made.b or is_under_way(intent):
         return None
     if call.doubt is not None and call.doubt.over:
         return 0.0

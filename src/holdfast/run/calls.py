@@ -55,7 +55,7 @@ from holdfast.run.cancelling import Stop, stopping, tell
 from holdfast.run.doubt import recall, settle
 from holdfast.run.effects import OWN, Effect
 from holdfast.run.outcomes import MESSAGE_MAX, Local, failure, fault_of, give, together, told, unsaved
-from holdfast.run.past import Call, Given, RunPast
+from holdfast.run.past import GUARDED, Call, Given, RunPast
 from holdfast.run.resilience import gate_of
 from holdfast.run.scope import Lane, Scope, branch_of, in_doubt, now_us, passing, place
 from holdfast.run.steps import (
@@ -216,7 +216,12 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
         raise
     refuse(scope.agent, f"the arguments of {tool.name}", arguments, scope.registry)
     asked = lane.take(tool.name, mark)
-    path, call = yield from scope.asked(lane, asked, tool, mark, arguments)
+    question = callers.ask() if tool.kind in GUARDED and not scope.run_id else None
+    try:
+        path, call = yield from scope.asked(lane, asked, tool, mark, arguments)
+    except BaseException:
+        callers.asked(question)
+        raise
     try:
         if call is not None:
             outcome = call.outcome
@@ -231,9 +236,10 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
                 yield from cancelled_again(scope, call)
         scope.check_settled(tool)
         tool.check_result(scope.registry)
-        live = Live(lane, tool, args, kwargs, arguments, mark, data, path, call)
+        live = Live(lane, tool, args, kwargs, arguments, mark, data, path, call, question)
         return (yield from live.steps() if not watchers.observed() else live.watched())
     finally:
+        callers.asked(question)
         scope.leave_call(asked)
 
 
@@ -251,8 +257,9 @@ class Live:
         data: bytes | None,
         path: str,
         before: Call | None,
+        question: object,
     ) -> None:
-        """``data``: the arguments, where they are encoded as they are recorded."""
+        """``data``: the arguments, where they are encoded as they are recorded. ``question``: see ``callers.ask``."""
         self.lane, self.tool, self.args, self.kwargs = lane, tool, args, kwargs
         self.scope: Scope = lane.scope
         self.mark, self.path = mark, path
@@ -262,6 +269,7 @@ class Live:
         else:
             self.packed = self._packed(arguments)
         self.new = before is None
+        self.question = question
         self.kept: Kept | None = None
         self.given: list[Any] = []  # what a stream has handed out
         self.call = Call(self.scope.run_id, path)
@@ -589,6 +597,7 @@ class Live:
             if writing.number:  # it may be, though the caller was cancelled before the call was made
                 call.intent, call.number, call.attempts = intent, writing.number, intent.attempt
                 call.doubt = call.decision = None
+            callers.asked(self.question)
         self.effect.number = writing.number
 
     def _over(self) -> None:

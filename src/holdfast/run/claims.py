@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadName, BadOption, HoldfastError, MaybeRepeated, command
+from holdfast.errors import BadName, BadOption, HoldfastError, MaybeRepeated, NotThawed, command
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed, fetch, stow
 from holdfast.run.doubt import settle_all
@@ -675,20 +675,22 @@ def adopt(run: Run, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any
     return call
 
 
-def leave(agent: Host, calls: Iterable[Call]) -> None:
-    """Let effects that a rollback has left standing be left for whoever goes on from its target: as if it had not been.
+def left_standing(calls: Iterable[Call], count: int, generation: int) -> list[rec.Record]:
+    """The records by which effects that a rollback leaves standing are left for whoever goes on from its target.
 
-    What is in doubt stays so.
+    As if it had not been: what is in doubt stays so. ``count``: how many records there are before these.
     """
+    made: list[rec.Record] = []
     for call in calls:
         if call.intent is None:
-            continue
-        path = call.path if not call.run else f"@{agent.ledger.count}/0"
-        intent, ended = _again(call, call.intent, "", path, agent.generation)
-        if call.done is None and call.outcome is None:
-            agent.ledger.append(intent, flush=True)
-        else:
-            agent.ledger.append_both(intent, ended)
+            raise NotThawed(f"what was recorded of {call.tool} is lost: whoever goes on could do it again")
+        before = count + len(made)
+        path = call.path if not call.run else f"@{before}/0"
+        intent, ended = _again(call, call.intent, "", path, generation)
+        made.append(intent)
+        if call.done is not None or call.outcome is not None:
+            made.append(ended(before + 1))
+    return made
 
 
 def _again(

@@ -8,16 +8,15 @@ state is never written on top of a checkpoint that it did not start from.
 from __future__ import annotations
 
 import contextvars
-import logging
 import time
-import warnings
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import holdfast.agent.agent as below
+from holdfast.agent import unsaved
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.names import check_label
@@ -30,12 +29,11 @@ from holdfast.errors import (
     NotThawed,
     ReadOnly,
     RunUnfinished,
-    UnsavedChanges,
 )
 from holdfast.run import children, listing, runs
 from holdfast.run.callers import any_under_way
 from holdfast.run.children import Child
-from holdfast.run.claims import Loop, executing, leave
+from holdfast.run.claims import Loop, executing
 from holdfast.run.doubt import decide
 from holdfast.run.durables import Options, choose, configured, known, mark_of, options_of
 from holdfast.run.effects import Effect
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from holdfast.run.forking import ForkPlan
     from holdfast.run.handover import Submitted
 
-log = logging.getLogger("holdfast.run")
 REMEMBERED = "\0"
 """As a workspace: the one that the store remembers. No path has this name."""
 
@@ -607,6 +604,23 @@ class Agent(Environment, SafePoints, below.Agent):
         if any_under_way():
             raise AgentBusy("a call that changes something outside is under way")
 
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        # In this order: whoever records has the first of them, and wants the second.
+        with self._host.loop.lock, super()._still():
+            yield
+
+    @contextmanager
+    def _unused(self) -> Iterator[None]:
+        lock = self._host.loop.lock
+        # Whoever has it may be waiting for the writer, which whoever asks here has.
+        if not lock.acquire(blocking=False):
+            raise AgentBusy("something is being recorded")
+        try:
+            yield
+        finally:
+            lock.release()
+
     def _made_host(self) -> AgentHost | None:
         """The host, if anything needed it yet."""
         return self.__dict__.get("_host")
@@ -622,22 +636,17 @@ class Agent(Environment, SafePoints, below.Agent):
         if (host := self._made_host()) is not None:
             host.retaken(thawed=thawed)
 
-    def _go_back_for_thaw(self, revision: str, accept: Collection[str]) -> bool:
-        plan = plan_rollback(self._host, revision, accept=accept, shown=False)
+    def _plan_thaw(self, revision: str, accept: Collection[str]) -> tuple[Collection[str], Callable[[], object] | None]:
+        # The process goes on as if it had done none of this. What stands has to answer it, or to stop it.
+        plan = RollbackPlan(self._host, self._host.target(revision).id, tuple(accept), shown=False, leaving=True)
+        plan.check_blocked()
         for one in plan.accepted:
             if one.agent != self.name or one.effect.tool == LOST:
                 raise NotThawed(
                     f"{one} would be left standing, and the process would not know of it: it could do it again",
                     hint="Go back to the checkpoint with `holdfast rollback`, and start the program anew.",
                 )
-        if not plan.needed:
-            return False
-        plan.apply()
-        # The process goes on as if it had done none of this. What stands has to answer it, or to stop it.
-        known = position_of(plan.target)
-        standing = [one.traced for one in reversed(plan.accepted) if not one.traced.undone]
-        leave(self._host, [one.call for one in standing if one.number > known])
-        return True
+        return plan.unknown(), plan.apply if plan.needed else None
 
     def _check_change(self) -> None:
         self._check_open()
@@ -670,11 +679,13 @@ class Agent(Environment, SafePoints, below.Agent):
     aflush = twin(below.Agent.flush)
     arestore_workspace, aexport_workspace = twin(restore_workspace), twin(export_workspace)
 
-    def close(self) -> None:
-        """Let go of the branch. Changes since the last checkpoint are not saved."""
+    def _shut(self) -> None:
         if not self._closed and (host := self._made_host()) is not None:
             host.close()
-        super().close()
+        super()._shut()
+
+    def _is_left(self) -> bool:
+        return (host := self._made_host()) is not None and (host.busy or host.has_remains)
 
     def __enter__(self) -> Self:
         if self._writer is not None:
@@ -714,12 +725,8 @@ class Agent(Environment, SafePoints, below.Agent):
 
     def _check_saved(self, error: BaseException | None) -> None:
         """Say it when the agent is current no more and has changes that are not saved."""
-        if self._entered or self.closed or not self.dirty or self._host.has_remains:
-            return
-        what = f"`with agent:` ended, and {self.name} has changes that are not saved"
-        log.warning("%s", what)
-        if error is None:  # which would be hidden where warnings are errors
-            warnings.warn(f"{what}: call agent.checkpoint()", UnsavedChanges, stacklevel=3)
+        if not self._entered and (lost := unsaved.found(self)) is not None:
+            unsaved.say(f"`with agent:` ended, and {lost.agent} has changes that are not saved", lost, error)
 
     def _enter(self, loop: Loop) -> None:
         lane = self._lane()

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.agent.branch import BranchWriter
+from holdfast.agent.branch import BranchWriter, checked
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.history import Stored, state_of
 from holdfast.agent.layers import Looked
@@ -550,10 +550,14 @@ class AgentHost:
         shown = self.handle._leaving(target.checkpoint)
         return shown.abandons, shown.diff
 
-    def return_to(self, target: Target, record: rec.RolledBack | None) -> Checkpoint:
-        """Make the live state and the head those of the target, the record going along in the same transaction."""
-        records = self.ledger.entries(record) if record is not None else ()
-        made = self.handle._go_back(target.checkpoint._current(), records)
+    def return_to(self, target: Target, make: Callable[[int], Sequence[rec.Record]]) -> Checkpoint:
+        """Make the live state and the head those of the target, records going along in the same transaction.
+
+        ``make`` gets the number of the record before them.
+        """
+        made = self.handle._go_back(
+            target.checkpoint._current(), lambda count: checked(self.ledger.entries(*make(count)))
+        )
         self.whole = True
         self.moved()
         return made

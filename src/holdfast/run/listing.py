@@ -22,6 +22,7 @@ from holdfast.errors import BadOption, Damaged, RunEnded, RunUnfinished, Unknown
 from holdfast.run import opened, waiting
 from holdfast.run import records as rec
 from holdfast.run.arguments import Passed, fetch, fill
+from holdfast.run.callers import is_under_way
 from holdfast.run.cancelling import asked_by
 from holdfast.run.durables import DURABLES, arguments_of, call_of, result_of_run
 from holdfast.run.effects import SAVED, SPAWN, Attempt, Effect, Standing
@@ -216,6 +217,19 @@ class View:
         with suppress(UnknownAgent):
             branch = self._store._db.view.branch_at(self._branch.b)  # somebody may have become its writer just now
             return self._store._db.leases.alive(branch.uuid, branch.generation)
+        return False
+
+    def making(self, call: Call) -> bool:
+        """Whether the call may be going on: nobody has said what came of it, and whoever began it has not ended."""
+        intent = call.intent
+        if intent is None or not call.open or call.doubt is not None or call.number < self.own_from:
+            return False
+        mine = self._store._handles.get(self._branch.b)
+        if mine is not None and not mine.closed:
+            return is_under_way(intent)
+        with suppress(UnknownAgent):
+            # Of a writer before this one nobody knows, or it has ended.
+            return self.at_it() and self._store._db.view.branch_at(self._branch.b).generation == intent.generation
         return False
 
     def signals(self, run: RunPast | None) -> list[Signal]:
@@ -501,10 +515,11 @@ def find_run(view: View, id: str, agent: Any, past: Past) -> tuple[Any, tuple[An
     return made, *call_of(run, made, agent, view.line, view.registry)
 
 
-def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effect]:
+def effects_of(view: View, after: int = 0, run: str | None = None, *, ended: bool = False) -> list[Effect]:
     """Recorded calls with numbers above ``after``, in the order in which they were intended.
 
-    What a rollback left behind is among them, and so is what undid it: it has happened.
+    What a rollback left behind is among them, and so is what undid it: it has happened. A call that is going on is
+    ``running``; with ``ended`` it is taken to be over, as its process is.
     """
     calls, undone, left, attempts = _calls(view)
     found = []
@@ -517,6 +532,10 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
                 effect.status = ROLLED_BACK
             effect.agent, effect.branch = view.name, view.branch_name
             effect.attempts = tuple(attempts.get(effect.key, ()))
+            if not ended and view.making(call):
+                effect.status = "running"
+                last = [one._replace(how="running") for one in effect.attempts[-1:]]
+                effect.attempts = (*effect.attempts[:-1], *last)
             if call.holes:
                 effect._whole = partial(whole_args, view, call, effect)
             found.append(effect)
@@ -623,7 +642,7 @@ _RUNS = 10
 def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
     """Recent effects (newest last), the ids of those in doubt, unfinished runs, and where the last checkpoint was."""
     view.inert = True
-    effects = effects_of(view)
+    effects = effects_of(view, ended=True)
     doubtful = [effect for effect in effects if effect.status == "in doubt"][-_IN_DOUBT:]
     recent = effects[-_EFFECTS:]
     shown = [*(effect for effect in doubtful if all(effect is not other for other in recent)), *recent]

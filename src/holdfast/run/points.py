@@ -21,7 +21,7 @@ import holdfast.agent.agent as below
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.layers import Looked
 from holdfast.agent.names import check_label
-from holdfast.agent.points import END, GATE, GATE_FAILED, PHASE_FAILED, Atomic
+from holdfast.agent.points import END, GATE, GATE_FAILED, PHASE_FAILED, UNSAVED, Atomic
 from holdfast.agent.schedule import PHASE
 from holdfast.errors import AtomicOpen, BadOption, GateFailed, HoldfastError, InvariantViolated, ToolFailed
 from holdfast.run.arguments import scrub
@@ -185,8 +185,13 @@ class SafePoints(below.Agent):
             return False
         try:
             if self.dirty:
-                why = str(scrub(host, told(error)[:MESSAGE_MAX], f"the error that ended {name}"))
-                return bool(host.beside(f"{name} failed", why, trigger))
+                said = told(error)
+                if isinstance(error, GateFailed | InvariantViolated):
+                    said = error.message.removesuffix(UNSAVED)
+                why = str(scrub(host, said[:MESSAGE_MAX], f"the error that ended {name}"))
+                if host.beside(f"{name} failed", why, trigger):
+                    self._said = self.digest  # it is kept, and the exception is the message
+                    return True
         except HoldfastError as failed:
             log.warning("the failing state of %s was not saved: %s", self.name, failed)
         return False
@@ -236,7 +241,7 @@ class SafePoints(below.Agent):
             cause, why = error, f"it raised {type(error).__name__}: {error!s:.200}"
         if not why:
             return (yield from self._passed(name, later=later))
-        failed = GateFailed(f"{self.name} did not pass the gate {name!r}: {why}; nothing was saved", gate=name)
+        failed = GateFailed(f"{self.name} did not pass the gate {name!r}: {why}{UNSAVED}", gate=name)
         if failing == "raise":
             raise failed from cause
         last = yield Work(self._last_passed)

@@ -66,7 +66,7 @@ def existing(program: str) -> Path:
     file = Path(program)
     if not file.is_file():
         raise BadOption(
-            f"there is no file {program}", hint="A durable function is written MODULE:FUNCTION or FILE.py:FUNCTION."
+            f"there is no file {program}", hint="A function is written MODULE:FUNCTION or FILE.py:FUNCTION."
         )
     return file
 

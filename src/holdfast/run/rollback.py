@@ -45,6 +45,7 @@ from holdfast.errors import (
 from holdfast.run import children
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
+from holdfast.run.claims import left_standing
 from holdfast.run.doubt import settle, settle_all
 from holdfast.run.durables import DURABLES, Durable, Options, call_of, known, options_of
 from holdfast.run.effects import Effect
@@ -81,8 +82,17 @@ def plan_rollback(agent: AgentHost, revision: Any, *, accept: Collection[str] = 
 class RollbackPlan:
     """What a rollback will do. Lists of effects are in the order of undoing: newest first."""
 
-    def __init__(self, agent: AgentHost, to: bytes, accept: tuple[str, ...] = (), *, shown: bool = True) -> None:
-        self._agent, self._to, self._accept = agent, to, accept
+    def __init__(
+        self,
+        agent: AgentHost,
+        to: bytes,
+        accept: tuple[str, ...] = (),
+        *,
+        shown: bool = True,
+        leaving: bool = False,
+    ) -> None:
+        """``leaving``: somebody goes on from the target whom what is left standing has to answer."""
+        self._agent, self._to, self._accept, self._leaving = agent, to, accept, leaving
         self._part = self._made(write=False)
         self.abandons: list[Any] = []
         self.diff: Any = None
@@ -184,11 +194,15 @@ class RollbackPlan:
             f" {len(self.blocked)} in the way>"
         )
 
-    def check_accepted(self) -> None:
-        """A name that accepts nothing is a mistake in the name."""
+    def unknown(self) -> list[str]:
+        """What was accepted and names no effect here."""
         named = (*self.accepted, *self.undo, *self.undone)
         known = {one.effect.tool for one in named} | {one.effect.id for one in named}
-        odd = [name for name in self._accept if name not in known]
+        return [name for name in self._accept if name not in known]
+
+    def check_accepted(self) -> None:
+        """A name that accepts nothing is a mistake in the name."""
+        odd = self.unknown()
         if odd:
             there = ", ".join(sorted({one.effect.tool for one in self.blocked})) or "nothing"
             raise BadOption(f"no effect to accept is called {odd[0]!r}", hint=f"In the way: {there}.")
@@ -236,7 +250,7 @@ class RollbackPlan:
 
     def _gone(self) -> Steps:
         shown = {(one.agent, one.effect.key) for one in (*self.undo, *self.blocked, *self.accepted)}
-        self._check_blocked()
+        self.check_blocked()
         for part in self._part.all():
             if part is not self._part:  # which may be a child that rolls itself back
                 yield from children.halting(part.host)
@@ -250,7 +264,7 @@ class RollbackPlan:
                 if below is not part:
                     held.enter_context(below.host.executing())
                 yield from _ask(below)
-            self._check_blocked()
+            self.check_blocked()
             return (yield from self._moving(part))
 
     def _current(self) -> Part:
@@ -260,7 +274,8 @@ class RollbackPlan:
             return shown
         return self._made(write=True)
 
-    def _check_blocked(self) -> None:
+    def check_blocked(self) -> None:
+        """Raise ``RollbackBlocked`` where something is in the way that nobody accepted."""
         blocked = self.blocked
         if blocked:
             raise RollbackBlocked(
@@ -306,7 +321,9 @@ class RollbackPlan:
         """The run that this rollback is on one line: a new one, or the one that was interrupted."""
         host = part.host
         host.whole = False
-        given = {"to": part.target.id, "accept": list(self._accept)}
+        given: dict[str, Any] = {"to": part.target.id, "accept": list(self._accept)}
+        if self._leaving:  # whoever finishes it in its place leaves them, too
+            given["leaving"] = True
         this = pending(part.past)
         if this is not None and fetch(this.begin.args, host.ledger, host.registry) == given:
             host.ledger.append(this.resumed(now_us()))
@@ -325,7 +342,14 @@ class RollbackPlan:
         record = None
         if ledger.count > target.position:  # otherwise nothing has happened since that anybody could confuse
             record = rec.RolledBack(now_us(), run_id, target.position, target.id)
-        return part.host.return_to(target, record)
+
+        def made(count: int) -> list[rec.Record]:
+            voided = [record] if record is not None else []
+            after = [one.traced for one in reversed(part.accepted) if one.traced.number > target.position]
+            left = [one.call for one in after if not one.undone] if self._leaving else []
+            return [*voided, *left_standing(left, count + len(voided), part.host.generation)]
+
+        return part.host.return_to(target, made)
 
     def _stuck(self, active: dict[int, Run], left: list[Planned], error: Exception) -> RollbackBlocked:
         """Record that a person is needed; the error that says for what."""
@@ -354,7 +378,8 @@ def resuming(agent: AgentHost) -> Steps:
         return False
     given = fetch(found.begin.args, agent.ledger, agent.registry)
     log.info("%s: resuming the rollback that began %s", agent.name, date(found.begin.at))
-    plan = yield Work(lambda: RollbackPlan(agent, given["to"], tuple(given["accept"])))
+    accept, leaving = tuple(given["accept"]), bool(given.get("leaving"))
+    plan = yield Work(lambda: RollbackPlan(agent, given["to"], accept, leaving=leaving))
     yield from plan._going()
     return True
 

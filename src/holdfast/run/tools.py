@@ -286,9 +286,10 @@ def tool(
 
     - ``name``: how records name it, also when the function is renamed or moved; without it the function's own name.
     - ``effect``: ``"write"`` changes something outside, and must not be done twice. ``"idempotent"`` may be repeated
-      with the same ``effect().key``. ``"read"`` may be repeated. ``"local"`` changes only the agent's own state and
-      files, and is executed again instead of being answered from the record. ``"transaction"`` changes tables beside a
-      store on PostgreSQL through ``effect().connection``, and is committed with its record.
+      with the same ``effect().key``. ``"read"`` may be repeated. ``"local"`` changes only the agent's own state, and
+      is executed again instead of being answered from the record: not for files, which stay as they are when a run is
+      resumed. ``"transaction"`` changes tables beside a store on PostgreSQL through ``effect().connection``, and is
+      committed with its record.
     - ``compensate(effect)`` undoes a call; a rollback calls it.
     - ``probe(effect)`` finds out whether a call happened: ``Found(result)``, ``Absent()`` or ``Unknown(why)``.
     - ``raises``: exceptions that are answers. They come back from the record as themselves, with their attributes,

@@ -98,6 +98,10 @@ class AdvisoryLease:
         if not self.fresh:
             apart(lambda: self._leases.confirm(self))
 
+    def rest(self) -> None:
+        """Nothing of it is worth keeping."""
+        self.release()
+
     def release(self) -> None:
         """Give the branch back. Can be repeated."""
         self.held, self.until_s = False, 0.0

@@ -164,6 +164,9 @@ class Lease(Protocol):
     def confirm(self) -> None:
         """Return when it is fresh; raises where it is not ours any more, or nobody can tell."""
 
+    def rest(self) -> None:
+        """As release(), for whoever will take it up again soon."""
+
     def release(self) -> None: ...
 
 
@@ -193,7 +196,7 @@ class Leases(Protocol):
         """
 
     def again(self, lease: Lease, read: Callable[[], int]) -> Lease | None:
-        """One that was released, taken up again; None when somebody else has had the branch since."""
+        """One that was released, or rests, taken up again; None when somebody else has had the branch since."""
 
     def alive(self, branch: bytes, generation: int) -> bool: ...
     def living(self, some: Collection[tuple[bytes, int]]) -> set[tuple[bytes, int]]:

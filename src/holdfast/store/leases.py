@@ -1,11 +1,12 @@
 """Who may write a branch of a store in a directory: a locked file for each writer.
 
 Owns the files ``BRANCH-GENERATION`` below ``locks/``. They are held with locks of the open file, which the system frees
-when a process dies, however it dies, and which can be asked about without taking them. Knows nothing of what is
-written. What always holds: the lock of a branch alone never proves the right to write; every commit also compares the
-branch's generation, so a holder that was passed over is fenced whatever it believes. Locks are taken where no signal
-handler can raise (``apart``), and given back when whoever asked for one was interrupted: no interrupt leaves a branch
-locked.
+when a process dies, however it dies, and which can be asked about without taking them. Whoever lets a branch rest keeps
+its file open, without the lock: to others that is the same as giving it back. Knows nothing of what is written. What
+always holds: the lock of a branch alone never proves the right to write; every commit also compares the branch's
+generation, so a holder that was passed over is fenced whatever it believes. Locks are taken where no signal handler can
+raise (``apart``), and given back when whoever asked for one was interrupted, or by a lease that he has already: no
+interrupt leaves a branch locked.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WHO_MAX_BYTES = 4096
 
 L = TypeVar("L", bound=engine.Lease)
 
-_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_LOCK, _UNLOCK = (struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK))
 _FREE = fcntl.F_UNLCK.to_bytes(2, sys.byteorder)
 
 
@@ -52,6 +53,7 @@ class FileLease:
     fresh = True  # whoever has passed us over sees on this machine whether we live
     unclean = False  # whoever had the branch before has not given it back: its process was killed, or failed
     _file: FileIO | None = None
+    _rests = False
 
     def __init__(self, path: Path, b: int, generation: int, who: Mapping[str, object]) -> None:
         self.path = path
@@ -61,13 +63,33 @@ class FileLease:
 
     @property
     def held(self) -> bool:
+        return self._is_open and not self._rests
+
+    @property
+    def _is_open(self) -> bool:
         return self._file is not None and not self._file.closed
 
     def confirm(self) -> None:
         """It is always fresh."""
 
+    def rest(self) -> None:
+        """Give the branch back, and be quick to take it again. Can be repeated."""
+        if self.held and self._file is not None:
+            self.end_well()
+            try:
+                self._rests = True  # first: whoever is interrupted must not believe that he is the writer
+                fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _UNLOCK)
+            except BaseException as error:
+                self.abandon()  # its lock goes with it
+                if not isinstance(error, (OSError, ValueError)):
+                    raise
+
     def release(self) -> None:
-        """Give the branch back. The file goes first, while it is still ours. Can be repeated."""
+        """Give the branch back. The file goes first, while it is still ours. Can be repeated.
+
+        Where it rests somebody else may just be taking the branch by that file: then the one of the next generation
+        keeps others out.
+        """
         file = self._file
         if file is not None and not file.closed:
             with suppress(OSError, ValueError):  # a left-over file has no meaning without its lock
@@ -82,14 +104,17 @@ class FileLease:
                 self._file.close()
 
     def __del__(self) -> None:
-        if self.held:
-            self.abandon()
+        if self._rests:
+            self.release()
+        self.abandon()
 
     def lock(self) -> bool:
-        """Open the file, making it if need be, and lock it; False when somebody else has it."""
+        """Lock the file, which is open still, or opened, or made; False when somebody else has it."""
         try:
-            self._file = _opened(self.path)
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _LOCK)
+            if not self._is_open:
+                self._file = _opened(self.path)
+            self._rests = False  # first: whoever is interrupted releases it
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _LOCK)  # type: ignore[arg-type]  # open by now
         except BlockingIOError:
             self.abandon()
             return False
@@ -112,7 +137,7 @@ class FileLease:
             raise unavailable(error, f"looking at locks/{self.path.name}") from error
 
     def end_well(self) -> None:
-        """The process ends, and nothing failed. The lock stays: a thread may still be at something."""
+        """Nothing failed, and the holder ends. The lock stays: a thread may still be at something."""
         with suppress(OSError, ValueError):
             if self._file is not None:
                 os.ftruncate(self._file.fileno(), 0)
@@ -262,27 +287,21 @@ class FileLeases:
         """Nothing is written: as long as the generation is the same, nobody else has written the branch."""
         if not isinstance(lease, FileLease):
             raise TypeError("a lease of another kind of store")
-
-        def attempt() -> FileLease | None:
-            with ExitStack() as undo:
-                who = {**lease.who, "since": time.time_ns() // 1000}
-                taken = self._lock(lease.path, lease.b, lease.generation, who)
-                undo.callback(taken.release)
-                if not taken.sound():
-                    return None
-                taken.describe(self._cipher)
-                undo.pop_all()
-            return taken
-
+        if lease.held:
+            raise busy(_holder(lease.path, self._cipher))
+        self._all.add(weakref.ref(lease, self._all.discard))  # it may come from before a fork
         with ExitStack() as undo:
-            taken = once(attempt)
-            if taken is None:
+            undo.callback(lease.release)
+            if not lease.lock():
+                raise busy(_holder(lease.path, self._cipher))
+            if not lease.sound():
                 return None
-            undo.callback(taken.release)
+            lease.who = {**lease.who, "since": time.time_ns() // 1000}
+            lease.describe(self._cipher)
             if read() != lease.generation:
                 return None
             undo.pop_all()
-        return taken
+        return lease
 
     def alive(self, branch: bytes, generation: int) -> bool:
         """Whether somebody holds that generation of a branch. A file that is missing or free has no holder."""
@@ -319,8 +338,10 @@ class FileLeases:
         """Whoever takes a branch next is not to think that we failed."""
         for one in tuple(self._all):
             lease = one()
-            if lease is not None:
+            if lease is not None and lease.held:
                 lease.end_well()
+            elif lease is not None:
+                lease.release()  # it may rest
 
     def close(self) -> None:
         for one in tuple(self._all):

@@ -55,6 +55,9 @@ FOLD_FRAMES = 1_000
 EXTEND_BYTES = 2**20
 """The log is made longer by zeros in steps, ahead of need: writing over blocks that exist flushes faster."""
 
+EXTEND_ROOM_BYTES = 64 * 2**20
+"""Where less is free, the last room of a disk is left to what has to be written."""
+
 MOMENT_LOG_BYTES = 2**30
 """A log that a moment keeps from being folded may grow to this; then the moment ends with an error."""
 
@@ -372,7 +375,8 @@ class Sqlite:
             try:
                 self._direct_execute(self._batch(tuple(statements)), tuple(chain.from_iterable(args)))
             except (apsw.ConstraintError, apsw.BusyError):
-                self._not_before = time.monotonic() + DIRECT_TRIES_S
+                if not self._folding.locked():  # our own thread holds SQLite's lock for a moment, when it does
+                    self._not_before = time.monotonic() + DIRECT_TRIES_S
                 return False  # the writer finds out which comparison does not hold
             except apsw.Error as error:
                 failed = self._failed(error, self._direct)
@@ -382,8 +386,7 @@ class Sqlite:
                 raise failed from error
             self._check_log()
         self._frames += DIRECT_FRAMES
-        if not self._frames & 31:
-            self._look_at_log()
+        self._look_at_log()
         return True
 
     def transaction(self, work: Callable[[Tx], T], begun: Callable[[], None] | None = None) -> T:
@@ -460,9 +463,12 @@ class Sqlite:
 
     def _look_at_log(self) -> None:
         """Whether it is time to fold the log, or to make it longer before that is needed."""
-        used = self._frames * FRAME_BYTES
-        if self._frames >= FOLD_FRAMES or self._log_bytes < min(used + EXTEND_BYTES // 2, FOLD_FRAMES * FRAME_BYTES):
+        if self._frames >= FOLD_FRAMES or self._is_short():
             self._wanted.set()
+
+    def _is_short(self) -> bool:
+        used = self._frames * FRAME_BYTES
+        return self._log_bytes < min(used + EXTEND_BYTES // 2, FOLD_FRAMES * FRAME_BYTES)
 
     def _fold_when_wanted(self, connection: apsw.Connection, fd: int) -> None:
         """In a thread of its own, off the path of commits."""
@@ -474,7 +480,8 @@ class Sqlite:
             with self._folding, suppress(apsw.Error, OSError, HoldfastError):  # tried again later
                 if self._frames >= FOLD_FRAMES:
                     self._fold(connection, fd)
-                self._extend(connection)
+                if self._frames:  # otherwise it was emptied on purpose, and stays so until somebody commits
+                    self._extend(connection)
 
     def _fold(self, connection: apsw.Connection, fd: int) -> None:
         before = 0
@@ -492,21 +499,25 @@ class Sqlite:
         self._frames = max(0, frames - folded)
 
     def _extend(self, connection: apsw.Connection) -> None:
-        """Put zeros behind the log's end. Only with SQLite's own lock: a direct commit does not queue."""
-        size = self.layout.log_bytes()
-        if size < FOLD_FRAMES * FRAME_BYTES:
-            connection.execute("BEGIN IMMEDIATE")
+        """Put zeros behind the log's end. Only with SQLite's own lock: a direct commit does not queue.
+
+        They are flushed without it, so that nobody waits for that.
+        """
+        size = self._log_bytes = self.layout.log_bytes()
+        room = os.statvfs(self.layout.path)
+        if self._is_short() and room.f_bavail * room.f_frsize >= EXTEND_ROOM_BYTES:
+            zeros = bytes(EXTEND_BYTES)
+            fd = os.open(self.layout.wal, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                size = self.layout.log_bytes()
-                fd = os.open(self.layout.wal, os.O_WRONLY | os.O_CLOEXEC)
+                connection.execute("BEGIN IMMEDIATE")
                 try:
-                    os.pwrite(fd, bytes(EXTEND_BYTES), size)
-                    os.fdatasync(fd)
+                    size = self.layout.log_bytes()
+                    size += os.pwrite(fd, zeros, size)
                 finally:
-                    os.close(fd)
-                size += EXTEND_BYTES
+                    connection.execute("ROLLBACK")
+                os.fdatasync(fd)
             finally:
-                connection.execute("ROLLBACK")
+                os.close(fd)
         self._log_bytes = size
 
     @contextmanager
@@ -555,23 +566,24 @@ class Sqlite:
 
     def reclaim(self, *, log: bool) -> bool:
         """Free pages, a few at a time; then the log, which costs the next commits a little."""
-        _queue(self._queue_fd, fcntl.F_WRLCK)
-        try:
-            free = self._writer.execute("PRAGMA freelist_count").get
-            if free:
-                self._writer.execute(f"PRAGMA incremental_vacuum({TRIM_PAGES})").fetchall()
-            if free > TRIM_PAGES or not log:
-                return bool(free > TRIM_PAGES)
-            self._writer.set_busy_timeout(0)
-            with suppress(apsw.BusyError):  # somebody reads what it holds: it is folded later
-                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                self._frames = self._log_bytes = 0
-            return False
-        except apsw.Error as error:
-            raise self._failed(error, self._writer) from error
-        finally:
-            self._writer.set_busy_timeout(ENGINE_WAIT_MS)
-            _queue(self._queue_fd, fcntl.F_UNLCK)
+        with self._folding:  # or the log would be kept because our own thread is making it longer just now
+            _queue(self._queue_fd, fcntl.F_WRLCK)
+            try:
+                free = self._writer.execute("PRAGMA freelist_count").get
+                if free:
+                    self._writer.execute(f"PRAGMA incremental_vacuum({TRIM_PAGES})").fetchall()
+                if free > TRIM_PAGES or not log:
+                    return bool(free > TRIM_PAGES)
+                self._writer.set_busy_timeout(0)
+                with suppress(apsw.BusyError):  # somebody reads what it holds: it is folded later
+                    self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                    self._frames = self._log_bytes = 0
+                return False
+            except apsw.Error as error:
+                raise self._failed(error, self._writer) from error
+            finally:
+                self._writer.set_busy_timeout(ENGINE_WAIT_MS)
+                _queue(self._queue_fd, fcntl.F_UNLCK)
 
     # -- its end, and forks ---------------------------------------------------------------------------------
 

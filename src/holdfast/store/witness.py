@@ -286,14 +286,16 @@ def lost(view: View, noted: Noted | None) -> list[str]:
 def record_file(path: Path) -> Path | None:
     """Where the records are; None when there is no home for them, or the store is in the temporary directory."""
     temporary = next(filter(None, (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))), "/tmp")  # noqa: S108
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
-        if path.is_relative_to(Path(temporary).resolve()):
-            return None
-        base = base if base.is_absolute() else Path.home() / ".local" / "state"
+        return None if path.is_relative_to(Path(temporary).resolve()) else state_folder() / "seen"
     except (OSError, RuntimeError):
         return None
-    return base / "holdfast" / "seen"
+
+
+def state_folder() -> Path:
+    """The user's own folder for what has no place in a store. RuntimeError where nobody knows his home."""
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "holdfast"
 
 
 class _Owner(NamedTuple):

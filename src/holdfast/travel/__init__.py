@@ -13,6 +13,7 @@ from holdfast import lazy as _lazy
 if TYPE_CHECKING:
     from holdfast.agent.changes import words
     from holdfast.codec.state import Held
+    from holdfast.codec.values import encode
     from holdfast.travel.bisect import Abort, Bisection, Check, Step, Verdict, log_of
     from holdfast.travel.blame import Blame
     from holdfast.travel.causes import Cause
@@ -69,6 +70,7 @@ __all__ = [
     "WhatIf",
     "debug",
     "declared",
+    "encode",
     "first_bad",
     "follow",
     "log_of",
@@ -116,6 +118,7 @@ _HOMES = {
     "WhatIf": "holdfast.travel.whatif",
     "debug": "holdfast.travel.whatif",
     "declared": "holdfast.travel.invariants",
+    "encode": "holdfast.codec.values",
     "first_bad": "holdfast.travel.minimal",
     "follow": "holdfast.travel.expressions",
     "log_of": "holdfast.travel.bisect",

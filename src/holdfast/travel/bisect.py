@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import builtins
 import dis
-import json
 import math
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import pairwise
-from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +33,7 @@ from holdfast.codec.values import encode
 from holdfast.errors import BadOption, BisectFailed, Damaged, Forgotten, HoldfastError, format_path
 from holdfast.travel.causes import Cause, cause_of
 from holdfast.travel.expressions import MISSING, Expression, Look
+from holdfast.travel.journal import VERDICTS, Journal
 
 if TYPE_CHECKING:
     from holdfast.travel.handle import Agent
@@ -48,8 +46,6 @@ TRIES_MAX = 200
 """States that are made up to find the smallest change."""
 REPEATS_MAX = 1_000
 _WHY = 200  # characters of why a verdict is not known
-_LINE_MAX = 4_096  # bytes of a line in the file of verdicts
-_FILE_MAX = 64 * 2**20
 _TEXTS = ("id", "checkpoint", "verdict")
 
 
@@ -316,6 +312,8 @@ class Bisection:
             yield f"bad from the beginning: {_named(self.checkpoint)} is the oldest that can be checked"
         else:
             yield f"first bad: {_named(self.checkpoint)}; last good: {_named(self.last_good)}"
+            if not self.whole:
+                yield "at most one change is assumed; all=True looks at every one"
         for place in self.nowhere:
             yield f"{place} is in none of the checkpoints that were looked at"
         if self.until is not None:
@@ -357,29 +355,16 @@ def _named(checkpoint: Checkpoint) -> str:
 
 
 class Verdicts:
-    """What was found out before, in a file beside the store, one line each; a torn last line is no line.
-
-    It is a cache: where it cannot be read or written, the check is asked again.
-    """
+    """What was found out before: a cache. Where it cannot be read or written, the check is asked again."""
 
     def __init__(self, agent: Agent) -> None:
         store = agent._store
         self._name, self._private = agent.name, bool(store.encrypted)
-        self.file = _file(store.place, agent.name)
+        self._journal = Journal(store.place, VERDICTS, agent.name)
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All of them, oldest first."""
-        try:
-            if self.file is None or self.file.stat().st_size > _FILE_MAX:
-                return
-            lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                said = json.loads(line)
-                if isinstance(said, dict) and all(isinstance(said.get(key), str) for key in _TEXTS):
-                    yield said
+        return (said for said in self._journal.read() if all(isinstance(said.get(key), str) for key in _TEXTS))
 
     def known(self, check: Check) -> dict[str, list[Verdict]]:
         """What a check said about each checkpoint, by its id."""
@@ -391,39 +376,19 @@ class Verdicts:
         return found
 
     def add(self, check: Check, step: Step) -> None:
-        if not check.identity or self.file is None:
+        if not check.identity:
             return
         one = step.checkpoint
-        said = {
+        self._journal.add({
             "at": datetime.now(UTC).isoformat(), "agent": self._name, "id": _digest(check.identity),
             "check": "" if self._private else check.name[:_WHY], "checkpoint": one.id, "depth": one.depth,
             "verdict": step.verdict, "why": "" if self._private else step.why[:_WHY],
-        }  # fmt: skip
-        data = json.dumps(said).encode()[:_LINE_MAX] + b"\n"
-        with suppress(OSError):
-            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.write(handle, data)
-            finally:
-                os.close(handle)
+        })  # fmt: skip
 
 
 def log_of(agent: Agent) -> list[dict[str, Any]]:
     """The verdicts that bisections of an agent have come to, oldest first: ``at``, ``check``, ``checkpoint``, ..."""
     return list(Verdicts(agent).read())
-
-
-def _file(place: str, agent: str) -> Path | None:
-    name = f"{blake2b(agent.encode(errors='surrogatepass'), digest_size=12).hexdigest()}.jsonl"
-    if "://" not in place:
-        return Path(place) / "bisect" / name
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))
-    try:
-        base = base if base.is_absolute() else Path.home() / ".local" / "state"
-    except RuntimeError:
-        return None
-    return base / "holdfast" / "bisect" / f"{_digest(place)[:12]}-{name}"
 
 
 def _digest(text: str) -> str:
@@ -511,21 +476,15 @@ class Search:
             found.checkpoint, found.candidates = line[low], list(line[:low])
             found.until = line[low] if again else None
             return
-        while inner := [at for at in range(low + 1, high) if self._verdict_or_none(at) != "skip"]:
-            self._progress("checkpoints to check", len(line) - len(inner), len(line))
-            middle = inner[len(inner) // 2]
-            step = self._judge(middle)
-            if step.verdict == "bad":
-                high = middle
-            elif step.verdict == "good":
-                low = middle
+        low, high = halved(
+            low,
+            high,
+            lambda at: self._judge(at).verdict,
+            lambda left: self._progress("checkpoints to check", len(line) - left, len(line)),
+        )
         found.checkpoint, found.last_good = line[high], line[low]
         found.candidates = list(line[low + 1 : high])
         found.confidence = math.prod(self._sure.values())
-
-    def _verdict_or_none(self, at: int) -> Verdict | None:
-        step = self._steps.get(at)
-        return step.verdict if step is not None else None
 
     def _ends(self, found: Bisection) -> tuple[int, int]:
         """The newest and the oldest that can be checked. What cannot is listed."""
@@ -715,6 +674,21 @@ class Search:
             return False
         except Exception:  # noqa: BLE001 - changes that make no sense without each other, or a check that cannot tell
             return False
+
+
+def halved(
+    low: int, high: int, judge: Callable[[int], Verdict], tell: Callable[[int], object] = bool
+) -> tuple[int, int]:
+    """From a good place and a bad one to two with nothing in between, but for what cannot be judged."""
+    skipped = set[int]()
+    while inner := [at for at in range(low + 1, high) if at not in skipped]:
+        tell(len(inner))
+        middle = inner[len(inner) // 2]
+        verdict = judge(middle)
+        if verdict == "skip":
+            skipped.add(middle)
+        low, high = middle if verdict == "good" else low, middle if verdict == "bad" else high
+    return low, high
 
 
 def ddmin(items: list[Any], failing: Callable[[Sequence[list[Any]]], Iterable[bool]]) -> list[Any]:

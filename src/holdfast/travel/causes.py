@@ -16,6 +16,7 @@ from holdfast.errors import Damaged, HoldfastError
 from holdfast.run import listing
 from holdfast.run.effects import Effect
 from holdfast.run.host import position_of
+from holdfast.run.past import ROLLED_BACK
 
 if TYPE_CHECKING:
     from holdfast.travel.handle import Agent
@@ -71,7 +72,8 @@ def cause_of(agent: Agent, checkpoint: Checkpoint, before: Checkpoint | None) ->
         view = view_of(agent, checkpoint)
         first, last = position_of(before), position_of(checkpoint)
         if last > first:
-            effects = [one for one in listing.effects_of(view, first) if one.number <= last]
+            some = listing.effects_of(view, first)
+            effects = [one for one in some if one.number <= last and one.status != ROLLED_BACK]
         stack = listing.stack_of(view, checkpoint._id)
     run = effects[-1].run if effects else ""
     return Cause(caller, tuple(effects), run, tuple(stack))

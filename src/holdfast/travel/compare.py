@@ -27,6 +27,7 @@ from holdfast.run.effects import Effect
 from holdfast.run.host import position_of
 from holdfast.run.listing import RunInfo
 from holdfast.store.rows import Point
+from holdfast.travel.causes import view_of
 
 if TYPE_CHECKING:
     from holdfast.crash.dump import Dump
@@ -144,10 +145,9 @@ def _some(names: Iterable[str]) -> str:
 class _Point:
     """One side: a checkpoint, as the branch sees it that it was made on, and perhaps the run that it is the end of."""
 
-    def __init__(self, store: Store, agent: Agent, checkpoint: Checkpoint, run: str = "") -> None:
+    def __init__(self, agent: Agent, checkpoint: Checkpoint, run: str = "") -> None:
         self.agent, self.checkpoint, self.run = agent, checkpoint, run
-        branch = store._db.view.branch(agent._row.a, checkpoint.branch) if checkpoint.branch else None
-        self.view = listing.View(store, agent._row, branch if branch is not None else agent._branch)
+        self.view = view_of(agent, checkpoint)
         about = f"  run {run}" if run else f"  {checkpoint.label}" if checkpoint.label else ""
         self.name = f"{agent.name}@id:{checkpoint.short_id}  #{checkpoint.depth}{about}"
 
@@ -167,7 +167,7 @@ def compare(store: Store, old: Side, new: Side | None = None) -> Comparison:
             raise BadOption("two dumps have no checkpoint to be compared by", hint="See `holdfast dump diff`.")
         return _against_dump(store, before, after, old_is_dump=True)
     if after is None:
-        after = _Point(store, before.agent, before.agent.at())
+        after = _Point(before.agent, before.agent.at())
     if not isinstance(after, _Point):
         return _against_dump(store, after, before, old_is_dump=False)
     state = _states(store, before, after)
@@ -185,11 +185,11 @@ def compare(store: Store, old: Side, new: Side | None = None) -> Comparison:
 
 def _side(store: Store, side: Side) -> _Point | Dump:
     if isinstance(side, RunInfo):
-        return _of_run(store, store.agent(side.agent, branch=side.branch, create=False, readonly=True), side.id)
+        return _of_run(store.agent(side.agent, branch=side.branch, create=False, readonly=True), side.id)
     if isinstance(side, Checkpoint):
         name = side._agent.name
         agent = store.agent(name, create=False, readonly=True)
-        return _Point(store, agent, side)
+        return _Point(agent, side)
     if isinstance(side, os.PathLike) or Path(side).is_file():
         from holdfast.crash.dump import open_dump
 
@@ -199,11 +199,11 @@ def _side(store: Store, side: Side) -> _Point | Dump:
     branch, _, id = revision.rpartition(RUN) if RUN in revision else ("", "", "")
     if id:
         branch = branch.removesuffix(":") or "main"
-        return _of_run(store, store.agent(name, branch=branch, create=False, readonly=True), id)
-    return _Point(store, agent, agent.at(revision or None))
+        return _of_run(store.agent(name, branch=branch, create=False, readonly=True), id)
+    return _Point(agent, agent.at(revision or None))
 
 
-def _of_run(store: Store, agent: Agent, id: str) -> _Point:
+def _of_run(agent: Agent, id: str) -> _Point:
     """The newest checkpoint of a run."""
     past = agent._view().past().runs.get(id)
     if past is None:
@@ -211,7 +211,7 @@ def _of_run(store: Store, agent: Agent, id: str) -> _Point:
     ids = {bytes(one) for one in past.checkpoints}
     for checkpoint in agent.log(all=True):
         if checkpoint._id in ids:
-            return _Point(store, agent, checkpoint, id)
+            return _Point(agent, checkpoint, id)
     raise UnknownRevision(f"no checkpoint of run {id!r} is left", hint="They were forgotten.")
 
 
@@ -286,7 +286,7 @@ def _against_dump(store: Store, dump: Dump, point: _Point | None, *, old_is_dump
         told = agents.choose(dump, point.agent.name if point is not None else None)
         if point is None:
             agent = store.agent(told.name, create=False, readonly=True)
-            point = _Point(store, agent, agent.at(f"id:{told.checkpoint}") if told.checkpoint else agent.at())
+            point = _Point(agent, agent.at(f"id:{told.checkpoint}") if told.checkpoint else agent.at())
         parts = dump.extras(kinds.AGENT).items()
         part = next((data for name, data in parts if name.partition("@")[0] == told.name), None)
     if not isinstance(part, dict) or not isinstance(part.get("state"), dict):

@@ -223,8 +223,13 @@ class Detector:
         """Places that were not followed, because there were too many."""
 
     def update(self, values: Mapping[str, Any]) -> list[Alarm]:
-        """One step: what each place holds now. Returns what has turned out to be different."""
+        """One step: what each place holds now. Returns what has turned out to be different.
+
+        Places that are not there any more are forgotten where there are too many.
+        """
         alarms: list[Alarm] = []
+        if len(self._places) >= PLACES_MAX and not self._places.keys() >= values.keys():
+            self._places = {place: known for place, known in self._places.items() if place in values}
         for place, value in values.items():
             kind = kind_of(value)
             if kind is None or place in self._raised:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from holdfast.agent import history
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.names import is_bookkeeping
 from holdfast.errors import BadOption, format_path
 from holdfast.travel import detector, suspects
 from holdfast.travel.expressions import MISSING, Look, parse_path
@@ -31,7 +31,6 @@ _PARTS = {"patch": 2, "minor": 1, "major": 0}
 _TABLES = ("configuration", "environment", "code", "dependencies", "types", "tools", "state")
 """What names begin with. Any other is a place of the state."""
 SHAPES_MAX = 400
-VALUES_MAX = 2_000
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def drift(
     pairs = [*_described(first, last), *_places(first, last, paths)]
     if begin is not None:
         pairs += _shapes(past, begin)
-        found.alarms = [alarm for alarm in detector.follow(_values(past, paths)) if alarm.at > begin]
+        found.alarms = [alarm for alarm in detector.follow(_values(agent, past, paths)) if alarm.at > begin]
     for name, old, new in pairs:
         allowing = next((rule.text for rule in rules if rule.allows(name, old, new)), "")
         found.differences.append(Difference(name, old, new, allowing))
@@ -212,14 +211,12 @@ def _shapes(past: suspects.History, begin: int) -> Iterator[tuple[str, Any, Any]
             yield name, "|".join(sorted(old)) if old else None, "|".join(sorted(new)) if new else None
 
 
-def _values(past: suspects.History, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Numeric and categorical places at each checkpoint: the chosen ones, or all that are not in lists."""
+def _values(agent: Agent, past: suspects.History, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What stands at each checkpoint in the places that are followed: the chosen ones, or all that are in no list."""
+    if not paths:
+        yield from past.values()
     chosen = [parse_path(text) for text in paths]
-    values: dict[str, Any] = {}
-    for moves in past.moves:
-        for move in moves:
-            if move.is_call or "*" in move.pattern or is_bookkeeping(move.path[0]):
-                continue
-            if (not chosen or any(move.path[: len(path)] == path for path in chosen)) and len(values) < VALUES_MAX:
-                values[format_path(move.path)] = move.new
-        yield values
+    for one in past.checkpoints if paths else ():
+        look = Look(history.state_of(agent._db.now, one._current()))
+        leaves = (leaf for path in chosen for leaf in suspects.leaves(path, MISSING, look.at(path)))
+        yield {format_path(leaf.path): leaf.new for leaf in leaves}

@@ -9,6 +9,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from holdfast.errors import BadOption
+
 
 class Difference(Struct, frozen=True):
     """Where two histories part: what was recorded, and what the program does now. ``line`` is the program's."""
@@ -23,7 +25,8 @@ class Difference(Struct, frozen=True):
 
     def __str__(self) -> str:
         where = f"at {self.path}" if self.path else "at the end"
-        text = f"{where}, {self.line or '?'}\n  expected: {self.expected}\n  actual:   {self.actual}"
+        line = f", {self.line}" if self.line else ""
+        text = f"{where}{line}\n  expected: {self.expected}\n  actual:   {self.actual}"
         return f"{text}\n  differs:  {'; '.join(self.differs)}" if self.differs else text
 
 
@@ -85,8 +88,12 @@ class Execution(Struct):
     again: int = 0  # whoever debugs it wants to be at this step, which lies behind
     again_until: str = ""  # or at the newest one before it at which this holds
     dap: dict[str, Any] = {}  # where the conversation with an editor is
-    misnamed: str = ""  # what was to be different, and is nowhere: no such tool, call, argument or place
+    misnamed: tuple[str, str] | None = None  # message and hint: what was to be different is nowhere
     states: list[tuple[str, str]] = field(default_factory=list)  # label and encoded state, where they were asked for
+
+    def misname(self, error: BadOption) -> None:
+        """Something was to be different that is nowhere: no such tool, call, argument or place. The first counts."""
+        self.misnamed = self.misnamed or (error.message, error.hint)
 
     @property
     def same(self) -> bool:

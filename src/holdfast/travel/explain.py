@@ -289,9 +289,8 @@ def _checked(
         why = str(marks[marked._point.n].get("reason", ""))
         facts.append(("violated", f"#{marked.depth} {marked.label or marked.short_id} is suspect: {why}"))
         if marked.id in places:
-            touched = [move for move in past.moves[places[marked.id].at] if not move.is_call]
-            most = max(touched, key=lambda move: failure.weight(move.path), default=None)
-            places[marked.id].add("checked", 1.0, most.path if most is not None else (), f"it is suspect: {why}")
+            path = _telling(past.moves[places[marked.id].at], failure)
+            places[marked.id].add("checked", 1.0, path, f"it is suspect: {why}")
     for asked, name in ((check, "bisect"), *((text, "violated") for text in invariants)):
         if asked is None:
             continue
@@ -306,10 +305,9 @@ def _checked(
         facts.append((name, f"{answer.check} is first violated at #{first.depth} {first.label or first.short_id}"))
         suspect = places.get(first.id)
         if suspect is not None:
-            moves = [move for move in past.moves[suspect.at] if not move.is_call]
-            named = [move for move in moves if answer.check and str(move.path[0]) in answer.check]
-            best = max(named or moves, key=lambda move: failure.weight(move.path), default=None)
-            suspect.add("checked", 1.0, best.path if best is not None else (), f"{answer.check} is first violated here")
+            named = [move for move in past.moves[suspect.at] if str(move.path[0]) in answer.check]
+            path = _telling(named, failure) or _telling(past.moves[suspect.at], failure)
+            suspect.add("checked", 1.0, path, f"{answer.check} is first violated here")
     return any(name in {"bisect", "violated"} for name, _ in facts)
 
 
@@ -317,20 +315,9 @@ def _drifted(
     past: suspects.History, found: list[suspects.Suspect], facts: list[tuple[str, str]], failure: Failure
 ) -> None:
     """Places of the state whose values changed for good."""
-    values: dict[str, Any] = {}
-    paths: dict[str, tuple[Any, ...]] = {}
-
-    def steps() -> Iterator[dict[str, Any]]:
-        for moves in past.moves:
-            for move in moves:
-                if not move.is_call and "*" not in move.pattern:
-                    paths[format_path(move.path)] = move.path
-                    values[format_path(move.path)] = move.new
-            yield values
-
-    alarms = detector.follow(steps())
+    paths = {format_path(move.path): move.path for moves in past.moves for move in moves if not move.is_call}
     places = {one.at: one for one in found}
-    for alarm in alarms:
+    for alarm in detector.follow(past.values()):
         path = paths[alarm.place]
         facts.append(("drift", str(alarm)))
         for at in range(alarm.since - DRIFT_NEAR, alarm.since + 1):
@@ -381,7 +368,12 @@ def _place(case: Case, suspect: suspects.Suspect, names: Sequence[str]) -> tuple
         path = suspect.reasons[name][0]
         if path and path[0] != suspects.EFFECT and strengths[name] >= SHARED * strengths[names[0]]:
             return path
-    moves = [move for move in case.past.moves[suspect.at] if not move.is_call]
+    return _telling(case.past.moves[suspect.at], case.failure)
+
+
+def _telling(moves: Sequence[suspects.Move], failure: Failure) -> tuple[Any, ...]:
+    """The place of the state that has most to do with the failure; empty where none changed."""
+    places = [move for move in moves if not move.is_call]
     # A counter says that something happened, not what.
-    best = max(moves, key=lambda move: (case.failure.weight(move.path), not suspects.counts(move)), default=None)
+    best = max(places, key=lambda move: (failure.weight(move.path), not suspects.counts(move)), default=None)
     return best.path if best is not None else ()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, cas
 import holdfast.run.handle as below
 import holdfast.run.store as store_below
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.points import INVARIANT_FAILED
+from holdfast.agent.points import INVARIANT_FAILED, UNSAVED
 from holdfast.agent.when import DEFAULT, When
 from holdfast.errors import BadOption, HoldfastError, InvariantViolated
 from holdfast.run.runs import Run
@@ -26,6 +26,7 @@ from holdfast.run.steps import Steps, Work
 from holdfast.travel.questions import Questions, StoreQuestions
 
 if TYPE_CHECKING:
+    from holdfast.agent.removal import Removal
     from holdfast.codec.state import State
     from holdfast.travel.bisect import Bisection, Check, Progress
     from holdfast.travel.blame import Blame
@@ -177,7 +178,7 @@ class Agent(Questions, below.Agent):
             error.hint = f"It went back {times} times in a row. Look at error.plan, then error.plan.apply()."
             raise error
         self._sent_back = head.id, times + 1
-        log.warning("%s; it goes back to %s", error.message, head.label or head.short_id)
+        log.warning("%s; it goes back to %s", error.message.removesuffix(UNSAVED), head.label or head.short_id)
         yield from self._send_back(rule.name, error, None, head, INVARIANT_FAILED)
         return head
 
@@ -316,6 +317,20 @@ class Store(StoreQuestions, store_below.Store):
               the one that the branch had last on this machine. None: its files stay as they are, whatever the state
               does.
             """
+
+    def remove(self, name: str, *, dry_run: bool = False, with_copies: bool = False) -> Removal:
+        """Remove an agent with its whole history, its log and its verdicts, and free the space that nothing else needs.
+
+        There is no way back. Copies keep what they see, and are named in the report; ``with_copies`` removes them, too.
+        Raises ``AgentBusy`` while another process writes the agent; handles of this process on it are closed.
+        ``dry_run`` only says what would go.
+        """
+        from holdfast.travel import journal
+
+        found = super().remove(name, dry_run=dry_run, with_copies=with_copies)
+        for one in (found.name, *found.copies) if found.done else ():
+            journal.forget(self.place, one)
+        return found
 
     # -- executing history again: see ``whatif`` and ``minimal`` ------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.names import check_label
+from holdfast.agent.points import UNSAVED
 from holdfast.codec.classes import Record
 from holdfast.codec.document import Document
 from holdfast.codec.values import encode
@@ -300,7 +301,7 @@ class Guards:
         for one, why in broken:
             if one.then != "warn" and not sparing:
                 raise InvariantViolated(
-                    f"{self._agent.name} breaks the invariant {one.name!r}: {why}; nothing was saved",
+                    f"{self._agent.name} breaks the invariant {one.name!r}: {why}{UNSAVED}",
                     invariant=one,
                     hint="The live state is as it was. Mend it, or go back: agent.rollback(...).",
                 )

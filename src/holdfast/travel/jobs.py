@@ -258,12 +258,12 @@ def _execution(job: Job, directory: str) -> Execution:
             try:
                 replace_tools(job)
             except BadOption as error:
-                found.misnamed = f"{error.message}. {error.hint}"
+                found.misname(error)
                 raise
             store._register(job.types)
             function, variation = variation.function, Variation(job, store._registry)
             variation.function = function
-            run, made = prepared(store, job.agent, job.branch, job.run, variation)
+            run, made = prepared(store, job, variation)
             found = run.found
             run.handle.bring_files(sandbox, (job.place, job.base, job.code, sys.prefix, sys.base_prefix))
             with _Looking(job, run):

@@ -1,6 +1,6 @@
 """Logs and metrics beside the history: what a program said at which checkpoint, and checkpoints that they ask for.
 
-Owns the logging handler, the metrics hook, and the file of lines that are kept for each agent. Must not capture
+Owns the logging handler, the metrics hook, and what the lines say that are kept for each agent. Must not capture
 anything: both only ask, and the agent's own thread saves at its next safe point, as policies do. What always holds: a
 line names the checkpoint that was the newest when it was written, so that one leads to the other; our own loggers are
 ignored; at most one line of a pattern asks in a minute, and a bounded number in all; a log that cannot be written
@@ -9,19 +9,14 @@ disturbs nobody.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
-from hashlib import blake2b
 from itertools import pairwise
-from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +24,7 @@ from holdfast.agent.schedule import LOG, METRIC
 from holdfast.crash.redaction import Redactor
 from holdfast.errors import BadOption
 from holdfast.travel.detector import Alarm, Detector
+from holdfast.travel.journal import LOGS, Journal
 
 if TYPE_CHECKING:
     from holdfast.travel.handle import Agent
@@ -38,8 +34,6 @@ EVERY_S = 60.0
 TOTAL = 100
 """Checkpoints that one handler, or one hook, asks for in its life."""
 PATTERNS_MAX = 1_000
-FILE_MAX_BYTES = 8 * 2**20
-"""Of a file of lines; then it becomes the old one, and the old one goes."""
 TEXT_MAX = 2_000
 OURS = "holdfast"
 _VARIABLE = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
@@ -76,60 +70,20 @@ class LogLine:
         }
 
 
-class Lines:
-    """The file of lines of one agent's branch."""
+class Lines(Journal):
+    """What is said of one agent's branch, each line with the checkpoint that was the newest."""
 
     def __init__(self, agent: Agent) -> None:
+        super().__init__(agent._store.place, LOGS, agent.name, agent.branch_name)
         self._agent = agent
-        name = f"{agent.name}@{agent.branch_name}".encode(errors="surrogatepass")
-        self._name = f"{blake2b(name, digest_size=12).hexdigest()}.jsonl"
-        self._lock = threading.Lock()
 
-    @cached_property
-    def file(self) -> Path | None:
-        """Beside the store; for one on a server, in the user's own folder. None where there is no such place."""
-        place = str(self._agent._store.place)
-        if "://" not in place:
-            return Path(place) / "logs" / self._name
-        base = Path(os.environ.get("XDG_STATE_HOME", ""))
-        try:
-            base = base if base.is_absolute() else Path.home() / ".local" / "state"
-        except RuntimeError:
-            return None
-        return base / "holdfast" / "logs" / f"{blake2b(place.encode(), digest_size=6).hexdigest()}-{self._name}"
-
-    def add(self, level: str, logger: str, text: str, *, asked: bool) -> None:
-        """Append a line. What fails is let go: a log must not stop a program."""
+    def keep(self, level: str, logger: str, text: str, *, asked: bool) -> None:
+        """Append a line."""
         writer = self._agent._writer
         if writer is None:  # an execution again: what it says was said before
             return
         head = writer.head_id.hex() if writer.head_id else ""
-        line = {"at": time(), "level": level, "logger": logger, "text": text, "checkpoint": head, "asked": asked}
-        data = json.dumps(line, ensure_ascii=True).encode() + b"\n"
-        with suppress(OSError), self._lock:
-            if self.file is None:
-                return
-            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(handle, data)  # one call, so that lines of several threads and processes stay whole
-                full = os.fstat(handle).st_size > FILE_MAX_BYTES
-            finally:
-                os.close(handle)
-            if full:
-                self.file.replace(self.file.with_suffix(".old"))
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """All that is there, oldest first. A line that was cut off is left out."""
-        for file in (self.file.with_suffix(".old"), self.file) if self.file is not None else ():
-            with suppress(OSError), file.open("rb") as opened:
-                for data in opened.read(2 * FILE_MAX_BYTES).splitlines():
-                    # Somebody else may have written it: what is no moment is no line.
-                    with suppress(ValueError, TypeError, OverflowError, OSError, RecursionError):
-                        line = json.loads(data)
-                        if isinstance(line, dict):
-                            datetime.fromtimestamp(line.get("at"), UTC)  # type: ignore[arg-type]
-                            yield line
+        self.add({"at": time(), "level": level, "logger": logger, "text": text, "checkpoint": head, "asked": asked})
 
 
 class Asking:
@@ -187,7 +141,7 @@ class LogHandler(logging.Handler):
             text = self._redactor.clean(record.getMessage()[:TEXT_MAX])
             pattern = f"{record.name}:{record.levelno}:{_VARIABLE.sub('#', str(record.msg)[:200])}"
             asked = record.levelno >= self._ask and self.asking.ask(pattern)
-            self._lines.add(record.levelname, record.name, text, asked=asked)
+            self._lines.keep(record.levelname, record.name, text, asked=asked)
         except Exception:  # noqa: BLE001 - as logging wants it: a handler never raises
             self.handleError(record)
 
@@ -205,7 +159,7 @@ class Metrics:
         with self._lock:
             alarms = self._detector.update({**(values or {}), **more})
         for alarm in alarms:
-            self._lines.add("METRIC", alarm.place, str(alarm), asked=self.asking.ask(alarm.place))
+            self._lines.keep("METRIC", alarm.place, str(alarm), asked=self.asking.ask(alarm.place))
         return alarms
 
 
@@ -216,6 +170,10 @@ def logs(agent: Agent, at: Any = None, *, limit: int | None = None) -> list[LogL
     wanted = agent.at(at).id if at is not None else None
     found = []
     for raw in Lines(agent).read():
+        try:
+            moment = datetime.fromtimestamp(raw["at"], UTC)
+        except (LookupError, ValueError, TypeError, OverflowError, OSError):
+            continue  # somebody else has written it: what has no moment is no line
         head, asked = str(raw.get("checkpoint", "")), bool(raw.get("asked"))
         if wanted is not None and head != wanted:
             continue
@@ -224,7 +182,7 @@ def logs(agent: Agent, at: Any = None, *, limit: int | None = None) -> list[LogL
         distance_s = following.time.timestamp() - raw["at"] if following is not None else None
         found.append(
             LogLine(
-                datetime.fromtimestamp(raw["at"], UTC), said[0], said[1], said[2], head, asked,
+                moment, said[0], said[1], said[2], head, asked,
                 following.id if following is not None else "", distance_s,
             )
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """From a run that fails to what makes it fail: the line after which a check fails first, and the least that is needed.
 
 Owns these two searches. How a run is executed is the business of ``jobs``. What always holds: every answer was seen:
-the smallest set that is given fails, and without any one of its items it does not; what is executed is what was
-recorded, but for the items that were taken away, so its states are such as never existed.
+the smallest set that is given fails, and without any one of its items it does not, or nobody can say, which is told;
+what is executed is what was recorded, but for the items that were taken away, so its states are such as never existed.
 
     moments(store, agent, "budget", ...)              after which lines a path of the state, or a check, is another
     minimise(store, agent, "state.messages", ...)     a ``Minimal``
@@ -24,7 +24,7 @@ from holdfast.run.arguments import fetch
 from holdfast.run.durables import DURABLES, arguments_of
 from holdfast.run.past import Call
 from holdfast.run.runs import describe
-from holdfast.travel.bisect import Check, Turn, ddmin
+from holdfast.travel.bisect import Check, Turn, Verdict, ddmin, halved
 from holdfast.travel.causes import view_of
 from holdfast.travel.execution import Execution, Moment, Step
 from holdfast.travel.expressions import Look, follow, parse_path
@@ -81,6 +81,7 @@ class Minimal(Struct):
     tries: int
     whole: bool  # whether nothing less was found because the tries were used up
     last: Execution
+    unknown: str = ""  # why of some tries nobody can say whether they fail: the first reason
 
 
 def minimise(
@@ -102,7 +103,8 @@ def minimise(
             raise BadOption("the run does not fail when it is executed again", hint="Give a check that does not hold.")
         left = search.least(keys)
     items = [shown(key) for key in left]
-    return Minimal(target, items, left, len(keys), search.tries, search.tries >= TRIES_MAX, search.last)
+    whole = search.tries >= TRIES_MAX
+    return Minimal(target, items, left, len(keys), search.tries, whole, search.last, search.unknown)
 
 
 Without = Callable[[Job, Sequence[Any]], Job]
@@ -173,6 +175,7 @@ class _Search:
         self._job, self._without, self._tell = job, without, tell
         self.tries = 0
         self.last = Execution()
+        self.unknown = ""
         self._error = ""
         self._known: dict[tuple[Any, ...], bool] = {}
 
@@ -193,6 +196,7 @@ class _Search:
         for one, found in zip(new, executed([self._without(self._job, one) for one in new]), strict=True):
             # Another error than the one that is looked for is another failure.
             same = not self._error or self._job.check or found.error.partition(":")[0] == self._error
+            self.unknown = self.unknown or found.unknown
             self._known[one] = bool(fails(found) and same and not found.unknown)
             if self._known[one]:
                 self.last = found
@@ -240,7 +244,10 @@ def turn_of(agent: Agent, good: Checkpoint, bad: Checkpoint, check: Check, progr
         why = found.failed or f"it goes another way now: {found.difference or 'it acts outside'}"
         return f"run {begin.run} could not be executed again: {' '.join(why.partition(chr(10))[0].split())}"
 
-    def verdict(at: int) -> str:
+    asked = []
+
+    def verdict(at: int) -> Verdict:
+        asked.append(at)
         document = history.load(store._db.now, None, store._registry, readonly=False, inert=store._inert)
         document.update(decode(bytes.fromhex(found.states[at][1]), store._registry, inert=store._inert))
         try:
@@ -248,17 +255,10 @@ def turn_of(agent: Agent, good: Checkpoint, bad: Checkpoint, check: Check, progr
         except Exception:  # noqa: BLE001 - whatever a check raises, it is no verdict
             return "skip"
 
-    verdicts = {at: verdict(at) for at in (0, len(found.states) - 1)} if found.states else {}
-    if list(verdicts.values()) != ["good", "bad"]:
+    last = len(found.states) - 1
+    if last < 1 or (verdict(0), verdict(last)) != ("good", "bad"):
         return f"at the ends of run {begin.run}'s steps the check is not first good, then bad"
-    low, high = 0, len(found.states) - 1
-    while inner := [at for at in range(low + 1, high) if verdicts.get(at) != "skip"]:
-        middle = inner[len(inner) // 2]
-        verdicts[middle] = verdict(middle)
-        if verdicts[middle] == "good":
-            low = middle
-        elif verdicts[middle] == "bad":
-            high = middle
+    low, high = halved(0, last, verdict)
     steps = {one.number: one for one in found.steps}
 
     def shown(step: Step) -> str:
@@ -267,4 +267,4 @@ def turn_of(agent: Agent, good: Checkpoint, bad: Checkpoint, check: Check, progr
         return describe(step.what, given) if isinstance(given, dict) else step.what
 
     one, two = (steps.get(int(found.states[at][0]), Step(0, "", "", "")) for at in (low, high))
-    return Turn(begin.run, shown(one), one.line, shown(two), two.line, one.number, len(verdicts))
+    return Turn(begin.run, shown(one), one.line, shown(two), two.line, one.number, len(asked))

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self, get_args
 
 from holdfast.crash import outside
 from holdfast.crash import probe as put
-from holdfast.crash.redaction import looks_secret
+from holdfast.crash.redaction import Redactor, looks_secret
 from holdfast.errors import BadOption, HoldfastError, NotProbed
 from holdfast.travel.expressions import Expression
 
@@ -86,6 +86,7 @@ class Probe:
             )
         self.pid, self.function, self.place, self.problem = pid, function, "", ""
         self.checkpoints: dict[str, str] = {}
+        self._redactor = Redactor(dict(os.environ))
         self._order: dict[str, Any] = {"function": function, "then": then, "most": most, "every_s": every_s}
         self._order["when"] = repr(Expression(when, None).tree) if when is not None else ""
         self._wait_s, self._to, self._said = wait_s, to, b""
@@ -202,7 +203,10 @@ class Probe:
                 left -= 1
                 asked = len(said.get("asked", ()))
                 self.checkpoints.clear()
-                values = {name: "…" if looks_secret(name) else text for name, text in said.pop("values").items()}
+                values = {
+                    name: "…" if looks_secret(name) else self._redactor.clean(text)
+                    for name, text in said.pop("values").items()
+                }
                 yield Capture(values=values, **said)
 
     def _outside(self, why: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.codec.document import plain
 from holdfast.errors import BadOption, format_path
 from holdfast.run.tools import Tool
+from holdfast.text import count
 from holdfast.travel.expressions import MISSING, inside, parse_path
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Reconciled:
             yield f"done  {action}"
         for action in self.left:
             yield f"left  {action}"
-        yield f"converged in {self.rounds} rounds" if self.converged else f"not converged: {self.why}"
+        yield f"converged in {count(self.rounds, 'round')}" if self.converged else f"not converged: {self.why}"
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""
@@ -153,26 +154,26 @@ def reconcile(
             if not found.left:
                 break
             found.rounds = number
-            for action in list(found.left):
-                why = _refusal(action, yes=yes, approve=approve) or _limit(found, actions)
-                if why:
-                    found.why = why
+            before = left = found.left
+            for planned in before:
+                action = next((one for one in left if one.path == planned.path), None)
+                if action is None:
+                    continue  # another one has settled it
+                found.why = _refusal(action, yes=yes, approve=approve)
+                if len(found.done) >= actions:
+                    found.why = found.why or f"the limit of {count(actions, 'action')} is reached"
+                if found.why:
                     return found
                 _act(agent, action)
                 found.done.append(action)
                 found.checkpoint = agent.checkpoint(f"reconciled {action.where}"[:200])
-            left = plan(agent, desired, tools)
-            if left == found.left:
-                found.why = f"a round of {len(left)} actions changed nothing"
+                found.left = left = plan(agent, desired, tools)
+            if left == before:
+                found.why = f"a round of {count(len(left), 'action')} changed nothing"
                 return found
-            found.left = left
     if found.left:
-        found.why = f"{len(found.left)} places still differ after {rounds} rounds"
+        found.why = f"{count(len(found.left), 'place')} left after {count(rounds, 'round')}"
     return found
-
-
-def _limit(found: Reconciled, actions: int) -> str:
-    return f"the limit of {actions} actions is reached" if len(found.done) >= actions else ""
 
 
 def _refusal(action: Action, *, yes: bool, approve: Callable[[Action], bool] | None) -> str:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import linecache
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent.changes import diff
 from holdfast.agent.checkpoint import Checkpoint
@@ -39,7 +40,7 @@ from holdfast.run.durables import DURABLES, Durable, call_of
 from holdfast.run.effects import SPAWN
 from holdfast.run.listing import View
 from holdfast.run.outcomes import Local, brief_fault, told
-from holdfast.run.past import Call, Past, RunPast
+from holdfast.run.past import OPEN, Call, Past, RunPast
 from holdfast.run.runs import Body, Run, describe
 from holdfast.run.scope import Lane, now_us, number_tasks
 from holdfast.run.steps import Request, Steps, drive, drive_later
@@ -52,7 +53,7 @@ from holdfast.travel.sandbox import caller, is_own
 from holdfast.travel.timeline import ReplayLoop, TimedOrder, times_of
 
 if TYPE_CHECKING:
-    from holdfast.travel.variation import Variation
+    from holdfast.travel.variation import Job, Variation
 
 STEPS_MAX = 100_000
 """Steps that are listed."""
@@ -76,56 +77,64 @@ class History(NamedTuple):
     end: rec.End | None  # how it ended; None while it has not, or was interrupted
     ended: int  # the number of that record
     took_s: dict[str, float]  # how long each call has taken
+    at: str  # the id of the checkpoint that it was named by, if it was
+    left: bool  # whether a rollback has left its end behind
+
+
+Entry = tuple[int, rec.Record]
 
 
 def recorded(view: View, which: str | Checkpoint | None) -> History:
-    """The run of an id, the one in which a checkpoint was taken, or the newest."""
-    entries = list(view.line.records())
-    begins = [(number, one) for number, one in entries if isinstance(one, rec.Begin) and one.kind == "run"]
-    id = _named(view, which, [one.run for _, one in begins], entries) if begins else ""
-    number, begin = next((pair for pair in reversed(begins) if pair[1].run == id), (0, None))
-    if not begins:
+    """The run of an id, the one in which a checkpoint was taken, or the newest.
+
+    What a rollback has left behind is no part of a run that was resumed since. A checkpoint that was left behind names
+    the run as it was then.
+    """
+    whole = line = list(view.line.records())
+    runs = [one.run for _, one in line if isinstance(one, rec.Begin) and one.kind == "run"]
+    if not runs:
         hint = "Only durable functions can be executed again. Batches have no state that could be compared."
-        raise BadOption(f"{view.name} has no runs", hint=hint)
-    if begin is None:
-        hint = f"See `{command('runs', view.name)}`. Batches have no state and no order that could be compared."
-        raise BadOption(f"{id!r} is no run of {view.name}", hint=hint)
-    run, last = RunPast(number, begin), (0, cast("rec.End | None", None))
-    for at, record in entries:
-        if at <= number or record.run != id:
-            continue
-        if isinstance(record, rec.End):
-            last = at, record
-        elif last[1] is not None and isinstance(record, rec.Note) and record.what == "resume":
-            run.add(*cast("tuple[int, rec.Record]", last))  # it failed, and was executed again
-            last = 0, None
-            run.add(at, record)
-        else:
-            run.add(at, record)
-    run.end = None
-    begun = {call.intent.key for call in run.calls.values() if call.tool == SPAWN and call.intent is not None}
-    if begun - joined(run, lambda value: fetch(value, view.line, view._store._registry, inert=True)).keys():
+        where = view.name if view.branch_name == "main" else f"{view.name}@{view.branch_name}"
+        raise BadOption(f"{where} has no runs", hint=hint)
+    id, point, known = which or runs[-1], None, len(line)
+    if isinstance(id, Checkpoint) or id not in runs:
+        point = id if isinstance(id, Checkpoint) else _found(view, id)
+        known = point._manifest.effects[0]
+        line = _until(line, lambda at, one: isinstance(one, rec.RolledBack) and one.to < known < at)
+        id = _run_of(view, point, line)
+    line = _until(line, lambda at, one: isinstance(one, rec.Begin) and one.run == id and at > known + 1)
+    begun = max(at for at, one in line if one.run == id and (isinstance(one, rec.Begin) or _resumes(one)))
+    mine = _until(line, lambda at, one: isinstance(one, rec.RolledBack) and at > begun)
+    ends = {at: one for at, one in mine if at > begun and one.run == id and isinstance(one, rec.End)}
+    # Without its end, which would forget the calls that failed last: those are to be seen.
+    run = Past(entry for entry in mine if entry[0] not in ends).runs[id]
+    called = {call.intent.key for call in run.calls.values() if call.tool == SPAWN and call.intent is not None}
+    if called - joined(run, lambda value: fetch(value, view.line, view._store._registry, inert=True)).keys():
         raise BadOption(
             f"run {id} has a child of which it is not recorded what came of it",
             hint="Let the run end first, or replay the run of the child.",
         )
-    return History(run, last[1], last[0], times_of(run))
+    ended, end = next(reversed(ends.items()), (0, None))
+    left = any(isinstance(one, rec.RolledBack) and one.to < ended < at for at, one in whole)
+    return History(run, end, ended, times_of(run), point.id if point is not None else "", left)
 
 
-def _named(view: View, which: str | Checkpoint | None, ids: Sequence[str], entries: Iterable[Any]) -> str:
-    if which is None or which in ids:
-        return str(which) if which is not None else ids[-1] if ids else ""
-    point = which if isinstance(which, Checkpoint) else _found(view, which)
-    known, id, over = point._manifest.effects[0], "", 0
-    for number, record in entries:
-        if isinstance(record, rec.Begin) and number <= known + 1:
-            id, over = (record.run if record.kind == "run" else ""), 0
-        elif isinstance(record, rec.End) and record.run == id and number <= known:
-            over = number if number < known or point.trigger != RUN else 0  # the last one is taken with the end
-        elif isinstance(record, rec.Note) and record.run == id and record.what == "resume":
-            over = 0
-    if id and not over:
-        return id
+def _until(line: Iterable[Entry], ends: Callable[[int, rec.Record], bool]) -> list[Entry]:
+    """The records before the first of which this is true."""
+    return list(takewhile(lambda entry: not ends(*entry), line))
+
+
+def _resumes(record: rec.Record) -> bool:
+    return isinstance(record, rec.Note) and record.what == "resume"
+
+
+def _run_of(view: View, point: Checkpoint, line: Iterable[Entry]) -> str:
+    """The run in which a checkpoint was taken: the last one then, if it had not ended, or ended with it."""
+    known = point._manifest.effects[0]
+    then = _until(line, lambda at, one: at > known and not (at == known + 1 and isinstance(one, rec.Begin)))
+    last = Past(then).last
+    if last is not None and (last.status in OPEN or (last.ended == known and point.trigger == RUN)):
+        return last.id
     raise BadOption(
         f"{point.label or point.short_id} was not taken in a run of {view.name}: there is nothing to execute again",
         hint=f"See `{command('runs', view.name)}` for the runs there are.",
@@ -206,7 +215,7 @@ class Replaying(Run):
     def differ(self, kind: str, path: str, expected: str, actual: str, differs: Iterable[str] = ()) -> None:
         """The ways part here. The first place counts; a replay that varies nothing ends there."""
         if self.found.difference is None:
-            line = caller() if kind not in {"result", "error"} else ""
+            line = caller().removeprefix("?")  # at the end nobody has called
             self.found.difference = Difference(kind, path, expected, actual, line, list(differs), self._number)
         if not self.variation.free:
             self.halt("")
@@ -407,7 +416,7 @@ class Replaying(Run):
                 args, kwargs = self.variation.arguments(made, self.handle, args, kwargs)
                 self.variation.change_state(self.handle)
             except BadOption as error:
-                found.misnamed = f"{error.message}. {error.hint}"
+                found.misname(error)
                 self.halt(error.message)
             call = partial(made.function, self.handle, *args, **kwargs)
             self._keep_step()
@@ -416,11 +425,18 @@ class Replaying(Run):
             found.status = found.status or "stopped"
         except Exception as error:  # noqa: BLE001 - whatever the program raises is how it ended
             self._raised(error)
+        except BaseExceptionGroup:  # as a group of tasks gives it on
+            if not self.over:
+                raise
+            found.status = found.status or "stopped"
         finally:
             self.over = self.ended = True
             found.seconds = time.monotonic() - began_s
-        found.misnamed = found.misnamed or self.variation.misnamed(self.past)
-        if check is not None:
+        try:
+            self.variation.check_named(self.past)
+        except BadOption as error:
+            found.misname(error)
+        if check is not None and not (self.variation.free and found.unknown):  # else nobody knows how it ends
             found.check = bool(check(self.handle))
         return found
 
@@ -512,20 +528,25 @@ class Replaying(Run):
 
     def _last(self) -> tuple[bytes, bytes, str]:
         """Digest, id and label; empty where nobody knows."""
-        if self.recording.end is None or self.recording.end.how != "finished":
+        recording = self.recording
+        if recording.end is None or recording.end.how != "finished":
             return b"", b"", ""
         view, branch = self.handle._db.view, self.handle._fresh_branch()
-        for point in view.walk(branch.head) if branch.head else ():
-            at = point.manifest.effects[0]
-            if at == self.recording.ended and point.manifest.label.startswith("run "):
-                seen = self.handle._seen(point)
-                return bytes.fromhex(seen.digest), point.id, seen.label
-            if at < self.past.number:
-                break
+        for start in self.handle._graph().starts if recording.left else {branch.head} - {0}:
+            for point in view.walk(start):
+                at = point.manifest.effects[0]
+                of_end = at == recording.ended and point.manifest.label.startswith("run ")
+                if of_end and not (recording.left and point.row.b != branch.b):
+                    seen = self.handle._seen(point)
+                    return bytes.fromhex(seen.digest), point.id, seen.label
+                if at < self.past.number:
+                    break
+        if recording.left:
+            return b"", b"", ""
         for saved in reversed(self.past.saved.values()):
             return saved.digest, saved.id, ""
-        start = self.handle._seen(self.handle._start)
-        return bytes.fromhex(start.digest), start._id, start.label
+        begun = self.handle._seen(self.handle._start)
+        return bytes.fromhex(begun.digest), begun._id, begun.label
 
 
 def _how(end: rec.End | None) -> str:
@@ -550,10 +571,10 @@ def source_of(line: str) -> str:
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 
-def prepared(store: Store, agent: str, branch: str, run: str | None, variation: Variation) -> tuple[Replaying, Durable]:
+def prepared(store: Store, job: Job, variation: Variation) -> tuple[Replaying, Durable]:
     """A run of a store that was opened for reading, and the function of this program that it is executed with."""
-    view = store._view(agent, branch)
-    history = recorded(view, run)
+    view = store._view(job.agent, job.branch)
+    history = recorded(view, f"id:{job.at}" if job.at else job.run)
     begin = history.run.begin
     made = variation.function or DURABLES.get(begin.function)
     if made is None:

@@ -2,11 +2,13 @@
 
 Owns what a program may not do there, how that is noticed, and the line of the program that tried. Must not know what is
 executed. What always holds: once the process is ``closed``, no socket is made, no process is started, and no file
-outside of its directory is changed by Python code; what was tried is kept, also where the program has caught the error.
+outside of its directory is changed by Python code, and no other process; what was tried is kept, also where the
+program has caught the error.
 
 It keeps honest programs from doing something by accident, in two ways. An audit hook names the line. Where the system
 lets it, the process has file systems of its own, read-only but for its directory: that holds for extensions written in
-C, for databases and for processes as well. It is no wall against hostile programs.
+C, for databases and for processes as well. What is its own it may change, its priority for instance, and it may take
+locks on files: they end with it. It is no wall against hostile programs.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from holdfast.errors import Blocked
@@ -36,13 +41,27 @@ _SOCKETS = frozenset({
 })  # fmt: skip
 _PROCESSES = frozenset({
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.startfile",
-    "pty.spawn", "os.kill", "os.killpg", "signal.pthread_kill", "sys.remote_exec",
+    "pty.spawn", "os.kill", "os.killpg", "signal.pthread_kill", "sys.remote_exec", "signal.pidfd_send_signal",
+    "time.clock_settime", "time.clock_settime_ns", "_posixshmem.shm_open", "_posixshmem.shm_unlink",
+    "syslog.syslog",
 })  # fmt: skip
+# What changes the process whose id is the first argument. It may change itself.
+_OF_PROCESS = frozenset({"os.sched_setaffinity", "os.sched_setparam", "os.sched_setscheduler", "resource.prlimit"})
+# Functions of which Python tells no audit hook, by their module, and where else they are.
+_SILENT: dict[tuple[str, str], tuple[str, ...]] = {
+    ("os", "posix"): (
+        "setpriority", "sched_setaffinity", "sched_setparam", "sched_setscheduler", "mkfifo", "mknod",
+    ),
+    ("signal", "_signal"): ("pidfd_send_signal",),
+    ("time", "time"): ("clock_settime", "clock_settime_ns"),
+    ("_posixshmem", "_posixshmem"): ("shm_open", "shm_unlink"),
+}  # fmt: skip
 # Which of the event's arguments are the paths of what is changed, and each one's directory, if it has one.
 _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.rename": ((0, 2), (1, 3)),
     "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),), "os.truncate": ((0, None),), "os.chmod": ((0, 2),),
     "os.chown": ((0, 3),), "os.lchown": ((0, None),), "os.chflags": ((0, None),), "os.utime": ((0, 3),),
+    "os.mkfifo": ((0, 1),), "os.mknod": ((0, 1),),
     "os.setxattr": ((0, None),), "os.removexattr": ((0, None),), "sqlite3.connect": ((0, None),),
 }  # fmt: skip
 _HARMLESS = frozenset({"/dev/null", "/dev/tty", "/dev/zero"})
@@ -110,6 +129,11 @@ class Sandbox:
         """From now on. Nothing in this process can undo it."""
         self._on = True
         sys.dont_write_bytecode = True
+        for homes, names in _SILENT.items():
+            with suppress(ImportError):
+                modules = [import_module(home) for home in homes]
+                for name in names:
+                    _announce(modules, name)
         sys.addaudithook(self._look)
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
@@ -127,6 +151,12 @@ class Sandbox:
         elif event == "socket.__new__":
             if args[1] not in {socket.AF_UNIX, -1}:  # the pair by which an event loop wakes itself up
                 self._refuse("a socket")
+        elif event == "os.setpriority":
+            if args[0] != os.PRIO_PROCESS or args[2] not in {0, os.getpid()}:
+                self._refuse(f"{event} of {args[2]}")
+        elif event in _OF_PROCESS:
+            if args[0] not in {0, os.getpid()} and (event != "resource.prlimit" or args[2] is not None):
+                self._refuse(f"{event} of process {args[0]}")
         elif event in _SOCKETS or event in _PROCESSES:
             shown = args[1] if event.startswith("socket.") and len(args) > 1 else args[0] if args else ""
             self._refuse(f"{event} {_shown(shown)}".rstrip())
@@ -169,6 +199,22 @@ class Sandbox:
             f"{what} at {line} was refused: a replay does nothing outside",
             hint="What a program does outside belongs into a tool, whose recorded result is used here.",
         )
+
+
+def _announce(modules: list[ModuleType], name: str) -> None:
+    """Let a function of Python's tell when it is called, as most do: its first argument, its directory, the others."""
+    function = getattr(modules[0], name, None)
+    if function is None:
+        return
+    event = f"{modules[0].__name__}.{name}"
+
+    @wraps(function)
+    def announced(*args: Any, **kwargs: Any) -> Any:
+        sys.audit(event, *(args[:1] or (kwargs.get("path", ""),)), kwargs.get("dir_fd", -1), *args[1:])
+        return function(*args, **kwargs)
+
+    for module in modules:
+        setattr(module, name, announced)
 
 
 def _opened_at(descriptor: int) -> str:

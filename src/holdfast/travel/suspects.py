@@ -27,6 +27,7 @@ from holdfast.codec.state import Reader
 from holdfast.errors import HoldfastError, format_path
 from holdfast.run.effects import Effect
 from holdfast.run.host import position_of
+from holdfast.run.past import ROLLED_BACK
 from holdfast.travel.failure import Failure
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ HISTORY_MAX = 2_000
 """Checkpoints that are looked at, the newest ones."""
 LEAVES_MAX = 400
 """Leaves of one change that are looked at."""
+VALUES_MAX = 2_000
+"""Places whose values are followed at a time."""
 DEPTH_MAX = 8
 SERIES_MAX = 60
 """Numeric places whose relations are learned: pairs grow with the square."""
@@ -92,6 +95,22 @@ class History:
     """How much longer each list became, by its path."""
     complete: bool = True
 
+    def values(self) -> Iterator[dict[str, Any]]:
+        """What stands at each checkpoint in the places that are in no list: one dict, which goes on being changed."""
+        values: dict[str, Any] = {}
+        for moves in self.moves:
+            for move in moves:
+                if move.is_call or "*" in move.pattern:
+                    continue
+                place = format_path(move.path)
+                if move.new is MISSING:
+                    values.pop(place, None)
+                elif place in values or len(values) < VALUES_MAX:
+                    values[place] = move.new
+                for end in range(1, len(move.path)):  # what holds it is no value of its own
+                    values.pop(format_path(move.path[:end]), None)
+            yield values
+
 
 def read(agent: Agent, at: str | Checkpoint | None = None) -> History:
     """The history of an agent up to a checkpoint, oldest first."""
@@ -111,7 +130,7 @@ def read(agent: Agent, at: str | Checkpoint | None = None) -> History:
                 lengths[change.path] = len(change.new) - len(change.old)
     ends = [position_of(one) for one in line]
     place = 0
-    for effect in agent.effects():
+    for effect in (one for one in agent.effects() if one.status != ROLLED_BACK):
         while place < len(ends) and ends[place] < effect.number:
             place += 1
         if place == len(line):
@@ -146,7 +165,9 @@ def _leaves(at: int, path: Path, old: Any, new: Any, depth: int) -> Iterator[Mov
             one, two = left.get(key, MISSING), right.get(key, MISSING)
             if one is MISSING or two is MISSING or type(one) is not type(two) or one != two:
                 yield from _leaves(at, (*path, key), one, two, depth + 1)
-        return
+        if isinstance(new, dict) or new is MISSING:
+            return
+        old = MISSING  # what stood inside is gone, and this came
     yield Move(at, path, tuple("*" if type(part) is int else part for part in path), old, new)
 
 

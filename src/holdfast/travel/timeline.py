@@ -67,9 +67,7 @@ class ReplayLoop(asyncio.SelectorEventLoop):
     def pass_on(self) -> None:
         """Go on to the next timer. A timeout of a task that is about to be served is none: it was not over then."""
         timers = self._timers()
-        spared = [
-            one for one in timers if getattr(getattr(one._callback, "__self__", None), "_task", None) in self.served
-        ]
+        spared = [one for one in timers if _whose(one) in self.served]
         next_s = min((one.when() for one in timers if one not in spared), default=self.next_s)
         late = [one for one in spared if one.when() <= next_s]
         if len(spared) < len(timers):

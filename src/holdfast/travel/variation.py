@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, format_path
 from holdfast.run.durables import Durable, known
 from holdfast.run.effects import OWN
 from holdfast.run.past import RunPast
@@ -25,6 +25,7 @@ from holdfast.run.programs import function_of, is_file, module_of
 from holdfast.run.tools import TOOLS, Tool
 from holdfast.travel.expressions import Expression, Look, parse_path
 
+_TOOLS = "See `holdfast effects` for their names."
 _NTH = re.compile(r"(.+)#(\d+)\Z")
 _FREE = frozenset({"holdfast.now", "holdfast.random", "holdfast.uuid", "holdfast.mode", "holdfast.sleep"})
 """Reads of this package that nobody needs to allow: time and chance of a history that did not happen."""
@@ -37,6 +38,7 @@ class Job(Struct, omit_defaults=True):
     agent: str = ""
     branch: str = "main"
     run: str | None = None
+    at: str = ""  # the checkpoint that it was named by: a rollback may have left it behind
     program: str = ""
     base: str = ""  # the directory that relative names mean
     code: str = ""  # a directory with other code: it comes first
@@ -95,23 +97,23 @@ class Variation:
                 return (value,)
         return None
 
-    def misnamed(self, past: RunPast) -> str:
-        """What was named and is nowhere, neither in the record nor in what was executed: it made no difference."""
+    def check_named(self, past: RunPast) -> None:
+        """Refuse what was named and is nowhere, neither in the record nor in what was executed: it changed nothing."""
         counts = Counter(call.tool for call in past.calls.values())
         for at, _ in self._results:
             nth = _NTH.match(at)
             there = at in counts or at in past.calls or (nth is not None and int(nth[2]) < counts[nth[1]])
             if not there and at not in self._used:
                 calls = ", ".join(f"{tool} ({count})" for tool, count in sorted(counts.items())) or "none"
-                return f"there is no tool or call {at!r} in run {past.id}. Its calls: {calls}."
+                raise BadOption(f"there is no tool or call {at!r} in run {past.id}", hint=f"Its calls: {calls}.")
         for name in sorted(self._allow):
             if name not in counts and TOOLS.find(name) is None:
-                return f"the program has no tool {name!r} that could be allowed."
+                raise BadOption(f"the program has no tool {name!r} that could be allowed", hint=_TOOLS)
         saved = {one.id for one in past.saved.values()}
         for _, _, after in self._state:
             if after and after not in saved:
-                return f"checkpoint {after.hex()[:12]}, which the state was to change after, is not of run {past.id}."
-        return ""
+                what = f"checkpoint {after.hex()[:12]}, which the state was to change after, is not of run {past.id}"
+                raise BadOption(what, hint="See `holdfast log` for those that were taken in it.")
 
     def allows(self, tool: Tool) -> bool:
         """Whether a call may be made that the record does not answer."""
@@ -149,8 +151,9 @@ def _change(state: Any, path: tuple[Any, ...], values: Sequence[Any]) -> None:
             state[path[-1]] = values[0]
         else:
             del state[path[-1]]
-    except (LookupError, TypeError) as error:
-        raise BadOption(f"the state has nothing at {path!r}: {error}", hint="See `holdfast show`.") from None
+    except (LookupError, TypeError):
+        what = f"the state has nothing at {format_path(path)} that could be changed"
+        raise BadOption(what, hint="See `holdfast show`.") from None
 
 
 # -- the program ------------------------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ def replace_tools(job: Job) -> None:
     for name, function in job.tools.items():
         found = TOOLS.find(name)
         if found is None:
-            raise BadOption(f"the program has no tool {name!r}", hint="See `holdfast effects` for their names.")
+            raise BadOption(f"the program has no tool {name!r}", hint=_TOOLS)
         found.function = callable_of(function, job)
 
 

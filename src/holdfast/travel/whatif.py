@@ -108,7 +108,7 @@ def _named(found: list[Execution]) -> list[Execution]:
     """Refuse names that are nowhere: an answer as if nothing were different would be none to what was asked."""
     for one in found:
         if one.misnamed:
-            message, _, hint = one.misnamed.partition(". ")
+            message, hint = one.misnamed
             raise BadOption(message, hint=hint)
     return found
 
@@ -177,7 +177,7 @@ def job_of(
     if code and not Path(named).is_dir():
         raise BadOption(f"there is no directory {code}", hint="Name the directory that has the other code.")
     here, modules = str(Path.cwd()), [_module(one) for one in types]
-    return Job(store._key, agent, branch, history.run.id, program, here, named, modules, check=check)
+    return Job(store._key, agent, branch, history.run.id, history.at, program, here, named, modules, check=check)
 
 
 def _module(one: Any) -> str:
@@ -258,7 +258,7 @@ def _problems(checks: Sequence[str], old: list[Execution], new: list[Execution])
     found = []
     if why := next((one.unknown for one in old if one.unknown), ""):
         found.append(f"nobody can say whether it fails with the code as it is: {why}")
-    elif not any(fails(one) for one in old):
+    elif not any(fails(one) or one.status == "failed" for one in old):
         found.append("with the code as it is, nothing fails: there is no failure that could be gone")
     for check, one in zip(checks, new, strict=True):
         if one.unknown:

@@ -10,9 +10,8 @@ import fnmatch
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from math import inf
 from typing import Any
 
 from holdfast import AgentInfo, Effect, Page, RunInfo, Store
@@ -20,6 +19,8 @@ from holdfast.crash import dumps, folder_of
 from holdfast.errors import NotADump, UnknownAgent
 from holdfast.schemas import text_of
 from holdfast.web.asked import Asked
+from holdfast.web.brief import shorter
+from holdfast.web.place import Kept
 
 ON_PAGE = 50
 DOUBTS_MOST = 1_000
@@ -29,7 +30,8 @@ SIZED = 100
 """Checkpoints of an agent that are measured; the others are taken to be like them."""
 SIZING_S = 0.1
 """For so long a page waits for sizes that are not known yet. The next one has more of them."""
-REMEMBERED_MOST = 50_000
+REMEMBERED_MOST = 10_000
+"""What was said of agents; of one that changes, what was true before stays among it for a while."""
 SORTS = ("updated", "oldest", "name", "checkpoints", "status")
 """Not by size: that has to be measured, one agent after another."""
 # What somebody may look for. Those of runs come first, what needs a person at their head.
@@ -37,7 +39,7 @@ OF_RUNS = ("needs attention", "interrupted", "failed", "running", "waiting", "qu
 STATUSES = (*OF_RUNS, "in doubt", "open")
 URGENT = ("in doubt", "needs attention", "interrupted", "running", "waiting", "queued", "open")
 
-_KNOWN: dict[tuple[str, ...], tuple[object, Any]] = {}
+_known = Kept(REMEMBERED_MOST)
 
 
 def agents(store: Store, asked: Asked) -> dict[str, Any]:
@@ -85,17 +87,22 @@ def agents(store: Store, asked: Asked) -> dict[str, Any]:
 
 
 def line(store: Store, info: AgentInfo, writers: list[dict[str, Any]], in_doubt: int, until_s: float) -> dict[str, Any]:
-    """What is said of one agent: as ``holdfast agents --json`` does, and what it is doing."""
+    """What is said of one agent: as ``holdfast agents --json`` does, and what it is doing.
+
+    The heartbeat of one that a process writes is the last time that it saved or recorded something, its tools' progress
+    too.
+    """
     held = tuple((one.get("host"), one.get("pid")) for one in writers)  # whose process is gone, was interrupted
-    stamp = (info.updated, held)
-    runs = _remembered(("runs", store.place, info.name), stamp, lambda: _runs(store, info.name))
-    size = _remembered(("size", store.place, info.name), info.updated, lambda: _size(store, info), until_s)
-    status = status_of(info, runs, writers, in_doubt)
+    stamp = (store.place, info.name, info.updated, held)
+    runs = _known.get(("runs", *stamp), lambda: _runs(store, info.name)) or {}
+    size = _known.get(("size", *stamp[:3]), lambda: _size(store, info), until_s)
+    doing = _known.get(("doing", *stamp), lambda: _doing(store, info.name)) if writers else None
     return {
         **info.to_json(),
-        "status": status,
+        "status": status_of(info, runs, writers, in_doubt),
         "writer": writer_of(writers[0]) if writers else None,
-        "doing": _doing(store, info.name) if status == "running" else None,
+        "heartbeat": info.updated.isoformat() if writers and info.updated else None,
+        "doing": doing if doing and ("running" in runs["counts"] or doing["status"] == "running") else None,
         "runs": runs["counts"],
         "run": runs["newest"],
         "in_doubt": in_doubt,
@@ -121,26 +128,12 @@ def _size(store: Store, info: AgentInfo) -> int:
 
 
 def _doing(store: Store, name: str) -> dict[str, Any] | None:
-    """The newest call of an agent that runs, and what that last said of itself."""
+    """The newest call of an agent, and what that last said of itself."""
     for effect in store.effects(name, limit=1):
         said = effect.last_progress
-        progress = text_of(said, 80) if said is not None else ""
+        progress = shorter(said, 80) if isinstance(said, str) else text_of(said, 80) if said is not None else ""
         return {"tool": effect.tool, "status": effect.status, "at": effect.at.isoformat(), "progress": progress}
     return None
-
-
-def _remembered(key: tuple[str, ...], stamp: object, work: Callable[[], Any], until_s: float = inf) -> Any:
-    """What was worked out for an agent that has not changed since; None where there is no time for it now."""
-    known = _KNOWN.get(key)
-    if known is not None and known[0] == stamp:
-        return known[1]
-    if time.monotonic() > until_s:
-        return None
-    if len(_KNOWN) >= REMEMBERED_MOST:
-        _KNOWN.clear()
-    found = work()
-    _KNOWN[key] = stamp, found
-    return found
 
 
 def status_of(info: AgentInfo, runs: dict[str, Any], writers: list[dict[str, Any]], in_doubt: int) -> str:

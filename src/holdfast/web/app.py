@@ -34,7 +34,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -85,7 +85,7 @@ _OF_AN_AGENT = "/{agent:path}"
 VIEWS: tuple[View, ...] = (
     View("/", agents.agents, "agents.html", "agents", nav="Agents"),
     View("/health", health.health, "health.html", "health", nav="Health"),
-    View(f"/timeline{_OF_AN_AGENT}", timeline.timeline, "timeline.html", "log", tab="Timeline"),
+    View(f"/timeline{_OF_AN_AGENT}", timeline.timeline, "timeline.html", "timeline", tab="Timeline"),
     View(f"/marks{_OF_AN_AGENT}", timeline.marks, "", "marks"),
     View(f"/change{_OF_AN_AGENT}", timeline.change, "", "change"),
     View(f"/series{_OF_AN_AGENT}", timeline.series, "", "series"),
@@ -98,11 +98,12 @@ VIEWS: tuple[View, ...] = (
     View(f"/diff{_OF_AN_AGENT}", state.diff, "diff.html", "diff", tab="Diff"),
     View(f"/runs{_OF_AN_AGENT}", runs.runs, "runs.html", "runs", tab="Runs and effects"),
     View(f"/run{_OF_AN_AGENT}", runs.run, "run.html", "run"),
+    View(f"/effects{_OF_AN_AGENT}", runs.effects, "", "effects"),
     View(f"/history{_OF_AN_AGENT}", runs.history, "history.html", "events", tab="Decisions"),
     View(f"/why{_OF_AN_AGENT}", why.why, "why.html", "why", tab="Why"),
     View("/dumps", dumps.dumps, "dumps.html", "dump.list", nav="Dumps"),
     View("/dump", dumps.dump, "dump.html", "dump.show"),
-    View(f"/back{_OF_AN_AGENT}", back.back, "back.html", "rollback", tab="Going back"),
+    View(f"/back{_OF_AN_AGENT}", back.back, "back.html", "back", tab="Going back"),
 )
 
 ACTIONS: dict[str, Act] = {
@@ -244,7 +245,7 @@ class House:
         return self._said(request, 500, f"The page failed: {type(error).__name__}.", hint, "page-failed")
 
     def _said(self, request: Request, status: int, message: str, hint: str, kind: str) -> Response:
-        if request.url.path.startswith("/api/"):
+        if request.scope["path"].startswith("/api/"):
             said = {"schema": "holdfast.error/1", "kind": kind, "message": message, "hint": hint}
             return Response(words.told_json(said), status, media_type="application/json")
         title = _TITLES.get(status, "Something is in the way")
@@ -253,12 +254,12 @@ class House:
         return Response(body, status, media_type="text/html")
 
     def _rendered(self, request: Request, asked: Asked, template: str, **given: Any) -> bytes:
-        path, visitor = request.url.path, request.scope.get("visitor")
+        path, visitor = request.scope["path"], request.scope.get("visitor")
         return words.page(
             template,
             asked=asked,
             path=path,
-            here=lambda **changes: words.changed(path, asked.query, **changes),
+            here=lambda **changes: words.changed(quote(path), asked.query, **changes),
             place=self.place.shown,
             navigation=[(view.base, view.nav) for view in VIEWS if view.nav],
             tabs=[(view.base, view.tab) for view in VIEWS if view.tab],

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.errors import BadOption
 
 TEXT_MOST = 2_000
-"""Characters of a field, unless a view says otherwise. Names of agents have at most 1,024."""
+"""Characters of a field, unless a view says otherwise."""
 JSON_MOST = 1 << 20
 PAGE_MOST = 1_000_000
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -43,6 +43,20 @@ class Asked:
         if len(found) > most:
             raise BadOption(f"{name} has {len(found):,} characters", hint=f"At most {most:,}.")
         return found
+
+    @property
+    def agent(self) -> str:
+        """The agent's name."""
+        return self.text("agent", most=1_024)
+
+    @property
+    def branch(self) -> str:
+        """A branch's name."""
+        return self.text("branch", "main", most=400)
+
+    def point(self, name: str, default: str | None = "") -> str:
+        """What names a checkpoint: a revision."""
+        return self.text(name, default, most=1_200)
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
         """A whole number from ``least`` to ``most``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -16,20 +17,23 @@ from holdfast import Agent, RollbackPlan, Store
 from holdfast.errors import BadOption, RollbackBlocked, command
 from holdfast.schemas import rollback_json
 from holdfast.web.asked import Asked
-from holdfast.web.brief import brief, change_brief
+from holdfast.web.brief import brief, change_brief, some
 from holdfast.web.timeline import heads_of, reader
-from holdfast.web.words import address
+from holdfast.web.words import address, shown
 
+EFFECTS = 500
+"""Of each list of a plan."""
 CHANGES = 100
+FILES = 200
 POINTS = 60
-"""Checkpoints that are offered to go back to."""
+"""Checkpoints that are offered to go back to, and that are left behind."""
 
 
 def back(store: Store, asked: Asked) -> dict[str, Any]:
     """Where an agent could go back to, and, with ``to``, what that would do: as ``rollback --dry-run --json``."""
-    branch, to = asked.text("branch", "main", most=400), asked.text("to", "", most=1_200)
+    branch, to = asked.branch, asked.point("to")
     agent = reader(store, asked, branch)
-    accept = [one for one in asked.text("accept", "", most=4_000).split(",") if one]
+    accept = _accepted(asked)
     heads = heads_of(store, agent)
     where = agent.name if branch == "main" else f"{agent.name}@{branch}"
     return {
@@ -48,25 +52,23 @@ def back(store: Store, asked: Asked) -> dict[str, Any]:
 
 def _plan(agent: Agent, to: str, accept: list[str]) -> dict[str, Any]:
     plan = agent.plan_rollback(to, accept=accept)
-    told = rollback_json(agent, plan, [], done=False)
-    abandons = told.pop("abandons")
-    listed = {
-        name: [{**one, "args": _args(planned.effect)} for one, planned in zip(told[name], found, strict=True)]
-        for name, found in (
-            ("undo", plan.undo), ("blocked", plan.blocked), ("accepted", plan.accepted), ("undone", plan.undone),
-        )
-    }  # fmt: skip
+    told: dict[str, Any] = rollback_json(agent, plan, [], done=False)
+    for name, found in (
+        ("undo", plan.undo), ("blocked", plan.blocked), ("accepted", plan.accepted), ("undone", plan.undone),
+    ):  # fmt: skip
+        told |= some(name, list(zip(told[name], found, strict=True)), EFFECTS, _planned)
     return {
         **told,
-        **listed,
         "digest": _digest(plan),
-        "abandons": abandons[:POINTS],
-        "more_abandons": max(0, len(abandons) - POINTS),
-        "files": [brief(one) for one in told["files"][:CHANGES]],
-        "more_files": max(0, len(told["files"]) - CHANGES),
-        "changes": [change_brief(one, 600) for one in plan.diff.changes[:CHANGES]],
-        "more_changes": max(0, len(plan.diff.changes) - CHANGES),
+        **some("abandons", told["abandons"], POINTS, brief),
+        **some("files", told["files"], FILES, brief),
+        **some("changes", plan.diff.changes, CHANGES, partial(change_brief, characters=600)),
     }
+
+
+def _accepted(asked: Asked) -> list[str]:
+    """The calls that are to stay as they are."""
+    return [one for one in asked.text("accept", "", most=4_000).split(",") if one]
 
 
 def _digest(plan: RollbackPlan) -> str:
@@ -77,19 +79,20 @@ def _digest(plan: RollbackPlan) -> str:
     return sha256(json.dumps([plan.target.id, does], sort_keys=True).encode()).hexdigest()
 
 
-def _args(effect: Any) -> Any:
-    return None if effect.let_go else brief(effect.args, 200)
+def _planned(one: tuple[dict[str, Any], Any]) -> dict[str, Any]:
+    told, planned = one
+    return {**told, "args": None if planned.effect.let_go else brief(planned.effect.args, 200)}
 
 
 def rollback(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - the house has said who acts
     """Go back, if everything is as it was shown."""
-    name, branch = asked.text("agent", most=1_024), asked.text("branch", "main", most=400)
-    to = asked.text("to", most=1_200)
-    if asked.text("typed", "", most=1_024) != name:
+    name, branch = asked.agent, asked.branch
+    to = asked.point("to", None)
+    if asked.text("typed", "", most=8_000) not in {name, shown(name)}:  # nobody can type what nobody sees
         raise BadOption(
             "the name that was typed is not the agent's", hint=f"Type {name} to go back. Nothing was changed."
         )
-    accept = [one for one in asked.text("accept", "", most=4_000).split(",") if one]
+    accept = _accepted(asked)
     with closing(store.agent(name, branch=branch, create=False)) as handle:
         head = handle.head
         plan = handle.plan_rollback(to, accept=accept)
@@ -105,16 +108,16 @@ def rollback(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - the
 
 def branch(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
     """Begin a branch."""
-    name = asked.text("agent", most=1_024)
-    store.branch(name, asked.text("name", most=200), asked.text("at", "", most=1_200) or None)
+    name = asked.agent
+    store.branch(name, asked.text("name", most=200), asked.point("at") or None)
     return address("/back", agent=name)
 
 
 def tag(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
     """Name a checkpoint, or take a name away."""
-    name, given = asked.text("agent", most=1_024), asked.text("name", most=200)
+    name, given = asked.agent, asked.text("name", most=200)
     if asked.flag("remove"):
         store.untag(name, given)
     else:
-        store.tag(name, given, asked.text("at", "", most=1_200) or None)
+        store.tag(name, given, asked.point("at") or None)
     return address("/back", agent=name)

@@ -9,15 +9,17 @@ value, so that a state of 100 MB and a text of 10 MB are as quick as any.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast import MISSING, Change, Record
 from holdfast.crash import Redactor
 from holdfast.schemas import as_json, text_of
 from holdfast.text import count, size
 from holdfast.travel import Held, words
+
+T = TypeVar("T")
 
 CHARACTERS = 2_000
 """Of one text."""
@@ -112,6 +114,11 @@ class _Cut:
         if self._redactor is not None and isinstance(key, str) and self._redactor.secret_name(key):
             return HIDDEN
         return self.of(item, depth + 1)
+
+
+def some(name: str, found: Sequence[T], most: int, shown: Callable[[T], Any]) -> dict[str, Any]:
+    """The first of a list, as it is shown, and how many more there are."""
+    return {name: [shown(one) for one in found[:most]], f"more_{name}": max(0, len(found) - most)}
 
 
 def learn(value: Any, redactor: Redactor, *, secret: bool = False) -> None:

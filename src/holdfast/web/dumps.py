@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections import OrderedDict
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from holdfast import Store, crash
 from holdfast.errors import BadOption, NotInDump, StoreFailed, command
 from holdfast.web.asked import Asked
+from holdfast.web.place import Kept
 from holdfast.web.words import address
 
 DUMPS = 500
@@ -27,9 +26,7 @@ LOGS, LOG = 100, 1_000
 LARGEST = 8
 SAID = "causes.jsonl"
 SAID_MOST_BYTES = 4 << 20
-_KNOWN = 2_000
-_known: OrderedDict[tuple[str, int, int], dict[str, Any]] = OrderedDict()
-_lock = Lock()
+_known = Kept(2_000)
 
 
 def dumps(store: Store, asked: Asked) -> dict[str, Any]:
@@ -128,6 +125,7 @@ def _said(folder: Path) -> dict[str, dict[str, str]]:
     for line in lines:
         try:
             one = json.loads(line)
+            datetime.fromisoformat(one["at"])
             found[str(one["cause"])] = {name: str(one[name])[:500] for name in ("at", "by", "why")}
         except (ValueError, KeyError, TypeError):
             continue
@@ -140,16 +138,7 @@ def _entry(path: Path) -> dict[str, Any]:
         about = path.stat()
     except OSError:
         return crash.entry(path)
-    key = (str(path), about.st_size, about.st_mtime_ns)
-    with _lock:
-        if key in _known:
-            return _known[key]
-    found = crash.entry(path)
-    with _lock:
-        _known[key] = found
-        while len(_known) > _KNOWN:
-            _known.popitem(last=False)
-    return found
+    return _known.get((str(path), about.st_size, about.st_mtime_ns), lambda: crash.entry(path)) or {}
 
 
 def _key(one: dict[str, Any]) -> str:

@@ -75,6 +75,9 @@ def collected(store: Store, name: str) -> dict[str, Any]:
 
     left = BYTES_MOST
 
+    def whole(value: Any) -> Any:
+        return value
+
     def cut(value: Any) -> Any:
         return brief(value, redactor=redactor)
 
@@ -93,7 +96,7 @@ def collected(store: Store, name: str) -> dict[str, Any]:
     learn(told, redactor)
     for section, value in _state(agent).items():
         learn({section: value}, redactor)
-    for given in (*(effect_json(one, write=_same) for one in calls), *(run_json(one, write=_same) for one in runs)):
+    for given in (*(effect_json(one, write=whole) for one in calls), *(run_json(one, write=whole) for one in runs)):
         learn(given, redactor)
     for _, changed in _changed(points):
         for change in changed:
@@ -118,10 +121,6 @@ def collected(store: Store, name: str) -> dict[str, Any]:
     }
     cleaned: dict[str, Any] = redactor.scrub(json.loads(json.dumps(data)))
     return {**cleaned, "redacted": redactor.hits}
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _series(store: Store, asked: Asked, of: str) -> dict[str, Any]:

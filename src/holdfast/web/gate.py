@@ -172,7 +172,7 @@ class Gate:
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in self._doors.origins:
             raise Refused(403, "Another page has asked for this one, and that is not allowed.")
-        if self._doors.secret and not _equal(headers.get(SECRET_HEADER, b""), self._doors.secret):
+        if self._doors.secret and not same(headers.get(SECRET_HEADER, b""), self._doors.secret):
             raise Refused(401, "This did not come through the proxy that this page trusts.")
 
     def _check_site(self, method: str, headers: Mapping[bytes, bytes]) -> None:
@@ -198,7 +198,7 @@ class Gate:
         given = self._session(headers.get(b"cookie", b""))
         found = None
         for session, visitor in self._sessions.items():  # all of them, so that time tells nothing
-            if _equal(given, session) and time.monotonic() - visitor.since < SESSION_S:
+            if same(given, session) and time.monotonic() - visitor.since < SESSION_S:
                 found = visitor
         return found
 
@@ -225,7 +225,7 @@ class Gate:
         except ValueError:  # too many
             fields = {}
         given = fields.get("token", [""])[0]
-        if scope["method"] != "GET" or not _equal(given.encode(), self.token):
+        if scope["method"] != "GET" or not same(given, self.token):
             raise Refused(
                 401,
                 "This key has been used, or never was one.",
@@ -240,8 +240,9 @@ class Gate:
         cookie = f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Strict; Max-Age={SESSION_S:.0f}"
         if all(one.startswith("https:") for one in self._doors.origins):
             cookie += "; Secure"
-        page = (
+        page = (  # with an icon: browsers ask for one that is not there, and complain
             b'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>Holdfast</title>'
+            b'<link rel="icon" href="/static/mark.svg">'
         )
         await _answer(
             send, 200, page + b'<a href="/">Go on</a>', b"text/html; charset=utf-8", (b"set-cookie", cookie.encode())
@@ -258,13 +259,10 @@ def _single(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     return found
 
 
-def same(given: str, wanted: str) -> bool:
+def same(given: str | bytes, wanted: str) -> bool:
     """Whether two secrets are equal, in a time that does not tell where they differ."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
-
-
-def _equal(given: bytes, wanted: str) -> bool:
-    return hmac.compare_digest(given, wanted.encode())
+    sent = given if isinstance(given, bytes) else given.encode("utf-8", "replace")
+    return hmac.compare_digest(sent, wanted.encode())
 
 
 async def _answer(send: Send, status: int, body: bytes, kind: bytes, *headers: tuple[bytes, bytes]) -> None:

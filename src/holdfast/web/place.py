@@ -1,18 +1,21 @@
 """The store that is looked at: opened once, opened again when it was replaced, and never asked on the event loop.
 
-Owns the handle on the store, the threads that ask it, and their bounds. What always holds: nothing is written unless
+Owns the handle on the store, the threads that ask it and what they found. What always holds: nothing is written unless
 changes are allowed; nobody's agent is taken over; whatever goes wrong is a ``HoldfastError`` with a sentence.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -30,6 +33,30 @@ QUESTION_S = 30.0
 """After so long somebody is told that a question takes too long."""
 GRACE_S = 30.0
 """So long the page waits, when it is stopped, for runs that it was asked to go on with."""
+
+
+class Kept:
+    """What was worked out before, the ``most`` that was asked for last; for several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], T], until_s: float = math.inf) -> T | None:
+        """What is kept under the key, or is made now; None where it would have to be made after ``until_s``."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return cast("T", self._found[key])
+        if time.monotonic() > until_s:
+            return None
+        made = make()
+        with self._lock:
+            kept: T = self._found.setdefault(key, made)
+            while len(self._found) > self._most:
+                self._found.popitem(last=False)
+        return kept
 
 
 @dataclass

@@ -7,19 +7,21 @@ as decided; nothing is taken from whoever executes a run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
-from holdfast import Effect, Store
+from holdfast import Agent, Effect, RunInfo, Store
 from holdfast.errors import BadOption, HoldfastError, command
 from holdfast.run import DURABLES
-from holdfast.schemas import effect_json, run_json, signal_json
+from holdfast.schemas import Write, as_json, effect_json, run_json, signal_json
 from holdfast.web.agents import writer_of
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief
 from holdfast.web.place import go_on
 from holdfast.web.timeline import reader
-from holdfast.web.words import address
+from holdfast.web.words import address, told_json
 
 RUNS = 100
 CALLS = 60
@@ -29,6 +31,9 @@ SIGNALS = 50
 WORKERS = 50
 ATTEMPTS = 20
 EVENTS = 200
+WHOLE_CALLS, WHOLE_BYTES = 1_000, 8 << 20
+"""Of one answer whose values are not cut. One call may have more, up to ``ONE_BYTES``."""
+ONE_BYTES = 20 << 20
 
 
 def runs(store: Store, asked: Asked) -> dict[str, Any]:
@@ -38,15 +43,15 @@ def runs(store: Store, asked: Asked) -> dict[str, Any]:
     doubts = store.effects(agent.name, in_doubt=True, limit=RECENT)
     recent = store.effects(agent.name, limit=RECENT)
     return {
+        "store": store.place,
+        "schedules": [],  # they are no agent's
         "agent": agent.name,
         "live": agent.name,
-        "branches": list(agent.branches())[:200],
         "runs": [run_json(one, write=_short) for one in found],
         "more": found.more,
         "in_doubt": [{**effect_json(one, write=_short), "evidence": _evidence(one)} for one in doubts],
         "effects": [effect_json(one, write=_short) for one in recent],
         "signals": [signal_json(one, write=_short) for one in store.signals(agent.name)[-SIGNALS:]],
-        "commands": {"worker": command("worker", "PROGRAM"), "due": command("run", "--due", "PROGRAM")},
     }
 
 
@@ -55,11 +60,8 @@ def run(store: Store, asked: Asked) -> dict[str, Any]:
 
     With ``call``, the number of one of them, the page that has it, and more of that call.
     """
-    id, branch = asked.text("id", most=400), asked.text("branch", "main", most=400)
-    agent = reader(store, asked, branch)
-    info = next((one for one in agent.runs() if one.id == id), None)
-    if info is None:
-        raise BadOption(f"{agent.name} has no run {id!r} on {branch}", hint="See its list of runs.")
+    agent, info = _found(store, asked)
+    id, branch = info.id, agent.branch_name
     calls = agent.effects(run=id)
     wanted = asked.number("call", -1, 0, 2**53)
     at = next((at for at, one in enumerate(calls) if one.number == wanted), None)
@@ -79,7 +81,10 @@ def run(store: Store, asked: Asked) -> dict[str, Any]:
             for one in store.workers()[:WORKERS]
         ],
         "effects": [
-            {**effect_json(one, write=cut if one.number == wanted else _short), "attempts": _attempts(one)}
+            {
+                **effect_json(one, write=cut if one.number == wanted else _short),
+                "attempts": brief(_attempts(one)[-ATTEMPTS:], 400),
+            }
             for one in calls[first : first + CALLS]
         ],
         "total": len(calls),
@@ -96,15 +101,67 @@ def run(store: Store, asked: Asked) -> dict[str, Any]:
     }
 
 
+def effects(store: Store, asked: Asked) -> dict[str, Any]:
+    """The history of a run, with nothing cut: each call as ``effects --run ID --full --json``, and its attempts.
+
+    One answer has as many calls as fit; ``next`` goes into ``after`` for the next one, until it is null. The first has
+    the run itself, and what was decided about it, too.
+    """
+    agent, info = _found(store, asked)
+    after = asked.number("after", 0, 0, 2**53)
+    calls = [one for one in agent.effects(run=info.id) if one.number > after]
+    found: dict[str, Any] = {"agent": agent.name, "branch": agent.branch_name}
+    room = WHOLE_BYTES
+    if not after:
+        decided = [one for one in agent.events() if one.get("run") == info.id and one["branch"] == agent.branch_name]
+        found["run"], size = _whole(lambda write: run_json(info, write=write))
+        found["events"] = [_event(one, as_json) for one in decided]
+        room -= size
+    listed: list[dict[str, Any]] = []
+    for one in calls[:WHOLE_CALLS]:
+        told, size = _whole(partial(_call, one))
+        room -= size
+        if room < 0 and listed:
+            break
+        listed.append(told)
+    more = len(calls) - len(listed)
+    return {**found, "effects": listed, "more": more, "next": listed[-1]["number"] if more else None}
+
+
+def _call(effect: Effect, write: Write) -> dict[str, Any]:
+    return {**effect_json(effect, full=True, write=write), "attempts": _attempts(effect)}
+
+
+def _event(one: dict[str, Any], write: Write) -> dict[str, Any]:
+    return {key: value.isoformat() if key == "when" else write(value) for key, value in one.items()}
+
+
+def _whole(tell: Callable[[Write], dict[str, Any]]) -> tuple[dict[str, Any], int]:
+    """What is told without cuts, and its size; what no answer could hold is cut, and says so."""
+    told = tell(as_json)
+    size = len(told_json(told))
+    if size <= ONE_BYTES:
+        return told, size
+    told = {**tell(cut), "cut": True}
+    return told, len(told_json(told))
+
+
+def _found(store: Store, asked: Asked) -> tuple[Agent, RunInfo]:
+    """The run that is asked about, and the agent as it is on its branch."""
+    id, branch = asked.text("id", most=400), asked.branch
+    agent = reader(store, asked, branch)
+    info = next((one for one in agent.runs() if one.id == id), None)
+    if info is None:
+        raise BadOption(f"{agent.name} has no run {id!r} on {branch}", hint="See its list of runs.")
+    return agent, info
+
+
 def history(store: Store, asked: Asked) -> dict[str, Any]:
     """What was moved, decided or sent, and by whom: as ``events --json``."""
     agent = reader(store, asked)
     first = (asked.page - 1) * EVENTS
     found = [one for one in agent.events() if one["what"] != "open"]
-    listed = [
-        {key: value.isoformat() if key == "when" else brief(value, 400) for key, value in one.items()}
-        for one in found[first : first + EVENTS]
-    ]
+    listed = [_event(one, partial(brief, characters=400)) for one in found[first : first + EVENTS]]
     return {
         "agent": agent.name, "live": agent.name, "events": listed, "page": asked.page,
         "more": max(0, len(found) - first - EVENTS),
@@ -122,11 +179,11 @@ def _short(value: Any) -> Any:
 
 
 def _attempts(effect: Effect) -> list[dict[str, Any]]:
-    """Each time that a call was made, the newest ones; nothing where it was made once."""
+    """Each time that a call was made; nothing where it was made once."""
     return [
         {"number": one.number, "at": one.at.isoformat(), "ended": one.ended.isoformat() if one.ended else None,
-         "how": one.how, "why": one.why[:400]}
-        for one in effect.attempts[-ATTEMPTS:] if len(effect.attempts) > 1
+         "how": one.how, "why": one.why}
+        for one in effect.attempts if len(effect.attempts) > 1
     ]  # fmt: skip
 
 
@@ -143,7 +200,7 @@ def _evidence(effect: Effect) -> dict[str, Any]:
 
 def resolve(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - the house has said who acts
     """Decide what became of a call that is in doubt."""
-    name, branch = asked.text("agent", most=1_024), asked.text("branch", "main", most=400)
+    name, branch = asked.agent, asked.branch
     decision, why = asked.choice("decision", "", ("done", "not-done")), asked.text("why", "", most=1_000).strip()
     if not decision:
         raise BadOption("say what became of it", hint="Choose done, or not done.")
@@ -184,12 +241,12 @@ def cancel(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as ab
 
 def _meant(asked: Asked, run: str | None = None) -> tuple[str, str, str]:
     """The run that a form is about: its agent, its branch, its id."""
-    return asked.text("agent", most=1_024), asked.text("branch", "main", most=400), asked.text("run", run, most=400)
+    return asked.agent, asked.branch, asked.text("run", run, most=400)
 
 
 def fork(store: Store, asked: Asked, who: str) -> str:  # noqa: ARG001 - as above
     """Let a run be executed once more from a position on, on a new branch: a worker does that."""
-    branch, id = asked.text("branch", "main", most=400), asked.text("run", most=400)
+    branch, id = asked.branch, asked.text("run", most=400)
     agent = reader(store, asked, branch)
     plan = agent.plan_fork(id, at=asked.text("position", most=400))
     if plan.in_doubt:

@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.errors import BadOption, StoreFailed
 from holdfast.web.app import House
@@ -38,6 +39,8 @@ _NAMES = {LOOPBACK: ("127.0.0.1", "localhost"), "::1": ("[::1]", "localhost"), "
 _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - refused alone
 """Hosts that stand for every address of the machine, and are none that a browser could ask for."""
 _SECRET_LEAST = 16
+PATIENCE_S = 15.0
+"""After so long a connection without a request, or whose answer nobody reads, is dropped."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,25 @@ class Started:
     enter: str
 
 
+class _Connection(H11Protocol):
+    """One that is dropped when no request comes in time, or nobody reads the answer: many of them keep others out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as below it
+        super().connection_made(transport)
+        self._asked: object = None
+        self._unread = 0
+        self.loop.call_later(PATIENCE_S, self._look)
+
+    def _look(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        waits = self.cycle is self._asked and getattr(self.cycle, "response_complete", True)
+        if (waits and not unread) or unread >= self._unread > 0:
+            self.transport.abort()
+        elif not self.transport.is_closing() or unread:
+            self._asked, self._unread = self.cycle, unread
+            self.loop.call_later(PATIENCE_S, self._look)
+
+
 class _Server(uvicorn.Server):
     """Says when it can be reached, and ends the streams when it stops, which would keep it waiting.
 
@@ -236,7 +258,7 @@ def serve(place: Place, listening: Listening, who: str, begun: Callable[[Started
 def _config(house: House) -> uvicorn.Config:
     return uvicorn.Config(
         house.gate,
-        http="h11",  # the other one, where it is installed, has no bound for headers
+        http=_Connection,  # h11: the other parser, where it is installed, has no bound for headers
         log_level="warning",
         access_log=False,  # it would tell tokens
         server_header=False,

@@ -6,24 +6,22 @@ not as much as the state; values are read as inert data; an edit makes a branch 
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from holdfast import Agent, Change, Checkpoint, Record, Store
+from holdfast import Agent, Change, Checkpoint, Diff, Record, Store
 from holdfast.errors import BadOption, format_path
 from holdfast.schemas import kind_of, text_of
 from holdfast.text import count, size
-from holdfast.travel import Held, Look, parse_path
+from holdfast.travel import Comparison, Held, Look, encode, parse_path
 from holdfast.web.asked import Asked
-from holdfast.web.brief import array_kind, brief, change_brief, shorter
+from holdfast.web.brief import array_kind, brief, change_brief, shorter, some
+from holdfast.web.place import Kept
 from holdfast.web.timeline import reader
 from holdfast.web.words import address
-
-T = TypeVar("T")
 
 PAGE = 100
 """Items of a container that are sent at once."""
@@ -43,38 +41,24 @@ _KEPT = 6
 _WIDE = 1_000_000  # items of a container that a search looks at, so many at a time
 _STRIDE = 500
 
-_kept: OrderedDict[tuple[int, str, str], Any] = OrderedDict()
-_lock = threading.Lock()
+_kept = Kept(_KEPT)
 
 
-def _opened(store: Store, agent: Agent, revision: str) -> Checkpoint:
-    """A checkpoint, with what was read of its state before."""
-    found = agent.at(revision or None)
-    kept: Checkpoint = _keep((id(store), found.id, "state"), found)
-    return kept
+def _looked(store: Store, asked: Asked) -> tuple[Agent, Checkpoint]:
+    """The agent and the checkpoint that are asked about, with what was read of its state before."""
+    agent = reader(store, asked)
+    found = agent.at(asked.point("at") or None)
+    return agent, _kept.get((id(store), found.id, "state"), lambda: found) or found
 
 
 def _changes(store: Store, checkpoint: Checkpoint) -> list[Change]:
     """What it changed. To work that out, the way to the places is read once more, which of a large state is long."""
-    key = (id(store), checkpoint.id, "changes")
-    kept: list[Change] | None = _kept.get(key)
-    return kept if kept is not None else _keep(key, checkpoint.changes(large=False))
-
-
-def _keep(key: tuple[int, str, str], found: T) -> T:
-    """The one that is kept of equal ones."""
-    with _lock:
-        kept: T = _kept.setdefault(key, found)
-        _kept.move_to_end(key)
-        while len(_kept) > _KEPT:
-            _kept.popitem(last=False)
-    return kept
+    return _kept.get((id(store), checkpoint.id, "changes"), lambda: checkpoint.changes(large=False)) or []
 
 
 def state(store: Store, asked: Asked) -> dict[str, Any]:
     """One checkpoint: as ``show --json``, with the first items of a place instead of all of its value."""
-    agent = reader(store, asked)
-    checkpoint = _opened(store, agent, asked.text("at", "", most=1_200))
+    agent, checkpoint = _looked(store, asked)
     path = asked.text("path", "", most=PATH_MOST)
     hidden = [] if asked.flag("bookkeeping") else checkpoint.bookkeeping
     changed = [one for one in _changes(store, checkpoint) if not (hidden and one.bookkeeping)]
@@ -91,8 +75,7 @@ def state(store: Store, asked: Asked) -> dict[str, Any]:
         "path": path,
         "hidden": hidden,
         "items": _items(checkpoint, path, 0, PAGE, hidden),
-        "changes": [change_brief(one, 600) for one in changed[:CHANGES]],
-        "more_changes": max(0, len(changed) - CHANGES),
+        **some("changes", changed, CHANGES, partial(change_brief, characters=600)),
     }
 
 
@@ -103,8 +86,7 @@ def _stack(store: Store, agent: Agent, checkpoint: Checkpoint) -> list[str]:
 
 def items(store: Store, asked: Asked) -> dict[str, Any]:
     """Some of the items of one place, from ``from`` on."""
-    agent = reader(store, asked)
-    checkpoint = _opened(store, agent, asked.text("at", "", most=1_200))
+    agent, checkpoint = _looked(store, asked)
     first = asked.number("from", 0, 0, 2**53)
     most = asked.number("n", PAGE, 1, 1_000)
     hidden = [] if asked.flag("bookkeeping") else checkpoint.bookkeeping
@@ -153,7 +135,7 @@ def _node(path: tuple[Any, ...], key: Any, value: Any, kind: str) -> dict[str, A
 
 def _type(value: Any) -> str:
     if isinstance(value, Held):
-        return "value" if value.kind == "value" else "container"
+        return "held" if value.kind == "value" else "container"
     names = {str: "text", bool: "truth", int: "number", float: "number", type(None): "nothing"}
     kinds = (dict, list, tuple, set, frozenset, Record)
     return names.get(type(value), "container" if isinstance(value, kinds) else "other")
@@ -161,8 +143,7 @@ def _type(value: Any) -> str:
 
 def text(store: Store, asked: Asked) -> dict[str, Any]:
     """A part of a long text, or of what Python writes for another value."""
-    agent = reader(store, asked)
-    checkpoint = _opened(store, agent, asked.text("at", "", most=1_200))
+    agent, checkpoint = _looked(store, asked)
     first = asked.number("from", 0, 0, 2**53)
     path = parse_path(asked.text("path", most=PATH_MOST))
     with checkpoint.state.lock:
@@ -188,8 +169,7 @@ def _is_message(value: Any) -> bool:
 
 def conversation(store: Store, asked: Asked) -> dict[str, Any]:
     """A list of messages, one page of it; without a page the last one."""
-    agent = reader(store, asked)
-    checkpoint = _opened(store, agent, asked.text("at", "", most=1_200))
+    agent, checkpoint = _looked(store, asked)
     path = parse_path(asked.text("path", most=PATH_MOST))
     with checkpoint.state.lock:
         look = Look.of(checkpoint.state)
@@ -224,8 +204,7 @@ def _message(value: Any) -> dict[str, Any]:
 
 def search(store: Store, asked: Asked) -> dict[str, Any]:
     """Places whose name or text has ``q`` in it, as far as they are found within some seconds."""
-    agent = reader(store, asked)
-    checkpoint = _opened(store, agent, asked.text("at", "", most=1_200))
+    agent, checkpoint = _looked(store, asked)
     wanted = asked.text("q", most=200).casefold()
     end_s = time.monotonic() + SEARCH_S
     hits: list[dict[str, Any]] = []
@@ -277,10 +256,15 @@ def diff(store: Store, asked: Asked) -> dict[str, Any]:
     agent = reader(store, asked)
     other = asked.text("other", agent.name, most=1_024)
     there = agent if other == agent.name else store.agent(other, create=False, readonly=True)
-    new = there.at(asked.text("new", "", most=1_200) or None)
-    old = asked.text("old", "", most=1_200)
+    new = there.at(asked.point("new") or None)
+    old = asked.point("old")
     # Texts are not handed on: a diff takes the name of a file for a dump.
-    compared = store.diff(agent.at(old or (f"id:{new.previous_id}" if new.previous_id else None)), new)
+    if old or there is not agent:
+        compared = store.diff(agent.at(old or None), new)
+    elif new.previous_id:
+        compared = store.diff(agent.at(f"id:{new.previous_id}"), new)
+    else:  # of the first one everything is new
+        compared = Comparison("", new.id, Diff(list(new.changes(large=False)), "", new.id), after=new)
     found = compared.state.everything if asked.flag("bookkeeping") else compared.state.changes
     shown = found[:CHANGES]
     return {
@@ -307,7 +291,7 @@ def diff(store: Store, asked: Asked) -> dict[str, Any]:
 def edit(store: Store, asked: Asked, who: str) -> str:
     """Put another value at a place, as the first checkpoint of a new branch."""
     agent = reader(store, asked)
-    at = agent.at(asked.text("at", "", most=1_200) or None)
+    at = agent.at(asked.point("at") or None)
     path = parse_path(asked.text("path", most=PATH_MOST))
     new = asked.text("branch", most=200)
     if not path:
@@ -317,6 +301,7 @@ def edit(store: Store, asked: Asked, who: str) -> str:
         raise BadOption(f"there is a branch {new!r} already", hint="Choose another name.")
     with at.state.lock:
         _holder(at.state, path)
+    encode(value, depth=len(path))  # what cannot be saved is refused before there is a branch for it
     store.branch(agent.name, new, f"id:{at.id}")
     with closing(store.agent(agent.name, branch=new, create=False, when=None, workspace=None)) as handle:
         _holder(handle.state, path)[path[-1]] = value

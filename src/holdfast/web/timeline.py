@@ -38,14 +38,14 @@ _LENGTH = re.compile(r"len\((.*)\)", re.DOTALL)
 
 def reader(store: Store, asked: Asked, branch: str = "main") -> Agent:
     """The agent that is asked about."""
-    return store.agent(asked.text("agent", most=1_024), branch=branch, create=False, readonly=True)
+    return store.agent(asked.agent, branch=branch, create=False, readonly=True)
 
 
 # -- the graph --------------------------------------------------------------------------------------------------------
 
 
 def timeline(store: Store, asked: Asked) -> dict[str, Any]:
-    """One window of the history: as ``log --all --json``, with the lane and the nearest ancestor of each.
+    """One window of the history: checkpoints as in ``log --all --json``, each with its lane and nearest ancestor.
 
     With ``at``, the one line that leads there: that costs as little at the beginning of a long history as at its end.
     """
@@ -53,7 +53,7 @@ def timeline(store: Store, asked: Asked) -> dict[str, Any]:
     number = asked.number("n", WINDOW, 10, WINDOW_MOST)
     found, first = _window(agent, asked, number)
     heads = heads_of(store, agent)
-    at = asked.text("at", "", most=1_200)
+    at = asked.point("at")
     begins = {found[0].id} if at and found else set()
     rows = list(lanes(found, begins or {id for id in heads if "main" in heads[id]}, begins or set(heads)))[first:]
     shown = found[first:]
@@ -88,7 +88,7 @@ def timeline(store: Store, asked: Asked) -> dict[str, Any]:
 
 def _window(agent: Agent, asked: Asked, number: int) -> tuple[list[Checkpoint], int]:
     """What has to be walked through, newest first, and where in it the window begins."""
-    at = asked.text("at", "", most=1_200)
+    at = asked.point("at")
     if at:
         return agent.log(number, at=at), 0
     first = (asked.page - 1) * number
@@ -155,7 +155,7 @@ def marks(store: Store, asked: Asked) -> dict[str, Any]:
 def change(store: Store, asked: Asked) -> dict[str, Any]:
     """What one checkpoint changed, cut to what fits beside a circle."""
     agent = reader(store, asked)
-    checkpoint = agent.at(asked.text("at", most=1_200))
+    checkpoint = agent.at(asked.point("at", None))
     found = [one for one in checkpoint.changes(large=False) if not one.bookkeeping]
     return {
         "agent": agent.name,

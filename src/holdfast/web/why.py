@@ -111,7 +111,7 @@ def _stop() -> None:
 
 def why(store: Store, asked: Asked) -> dict[str, Any]:
     """The forms, and with ``ask`` the answer, if it is there by now. ``cancel`` ends the question."""
-    agent = reader(store, asked, asked.text("branch", "main", most=400))
+    agent = reader(store, asked, asked.branch)
     kind = asked.choice("ask", "", ("", *QUESTIONS))
     fields = {name: asked.text(name, "", most=FIELD_MOST) for names in QUESTIONS.values() for name in names}
     job = None

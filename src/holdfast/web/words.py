@@ -2,7 +2,8 @@
 
 Owns the Jinja environment and its filters. Knows nothing of HTTP. What always holds: every value that a template writes
 is escaped, and before that made visible and short, whether its author thought of it or not: controls and characters
-that turn a line around stand there as escapes, and no text is longer than ``LONGEST``.
+that turn a line around stand there as escapes, and no text is longer than ``LONGEST``. Names that nobody sees, in
+hidden fields, are ``exact``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from holdfast.text import age, clean, count, shorten, size
 
@@ -43,6 +44,13 @@ def _final(value: Any) -> Any:
     return shown(value if isinstance(value, str) else str(value))
 
 
+def said(text: str) -> Markup:
+    """A sentence; what it has between backticks is code."""
+    parts = [escape(shown(part)) for part in text.split("`")]
+    closed = len(parts) % 2 == 1
+    return Markup().join(Markup("<code>%s</code>") % one if closed and at % 2 else one for at, one in enumerate(parts))
+
+
 def short(text: Any, most: int = 80) -> str:
     """One line of at most so many characters; a cut is marked."""
     return shorten(clean(str(text)[: most + 1]), most)
@@ -56,15 +64,15 @@ def at(time: str | datetime | None) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def ago(time: str | datetime | None, now: datetime) -> str:
-    """``5 min ago``, in the largest unit that fits."""
+def ago(time: str | datetime | None, now: datetime) -> Markup:
+    """``5 min ago``, in the largest unit that fits; point at it for the time itself."""
     then = at(time)
     if then is None:
-        return "never"
+        return Markup("never")
     seconds = (now - then).total_seconds()
-    if seconds < 2:
-        return "just now" if seconds > -2 else f"in {age(-seconds)}"
-    return f"{age(seconds)} ago"
+    said = "just now" if abs(seconds) < 2 else f"{age(seconds)} ago" if seconds > 0 else f"in {age(-seconds)}"
+    exact = then.astimezone(UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(then.isoformat(), exact, said)
 
 
 def span(seconds: float | None) -> str:
@@ -89,7 +97,11 @@ def address(path: str, /, **query: Any) -> str:
             query["agent"] = agent
         else:
             path = f"{path}/{quote(str(agent))}"
-    given = {name: "1" if value is True else value for name, value in query.items() if value not in {None, "", False}}
+    given = {
+        name: "1" if value is True else value
+        for name, value in query.items()
+        if value is not False and value not in (None, "")  # 0 is said
+    }
     return f"{path}?{urlencode(given)}" if given else path
 
 
@@ -126,7 +138,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"short": short, "size": size, "span": span, "age": age, "embedded": embedded, "shown": shown}
-    made.filters["plain"] = plain
+    made.filters |= {"plain": plain, "exact": escape, "said": said}
     made.filters["number"] = lambda number: f"{number:,}"
     made.globals |= {"address": address, "count": count, "at": at}
     return made

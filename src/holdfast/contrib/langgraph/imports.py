@@ -277,7 +277,7 @@ class _Import:
         written = self._source.early(self._thread, ns)
         early = [event for name, writes in written for event in self._events(ns, name, writes)]
         for queued in {writer.queue(event) for event in early}:
-            writer.wait(queued)
+            writer.wait(queued, share=False)
 
     def _put(self, writer: Thread, ns: str, entry: Entry) -> None:
         """One checkpoint with its writes, in one transaction."""

@@ -244,17 +244,13 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             if run is not None and run.is_moot(channel for channel, _ in writes):
                 return
             with tools.storing(thread, run, updates=updates):
-                self._store_writes(thread, config, event, writes, task_id)
-
-    def _store_writes(
-        self, thread: Thread, config: RunnableConfig, event: Any, writes: Sequence[tuple[str, Any]], task_id: str
-    ) -> None:
-        thread.become_writer()
-        thread.wait(thread.queue(event))
-        if thread.tools is not None:
-            checkpoint = str(config["configurable"]["checkpoint_id"])
-            ns = config["configurable"].get("checkpoint_ns", "")
-            thread.tools.told(ns, checkpoint, task_id, [channel for channel, _ in writes])
+                channels = [channel for channel, _ in writes]
+                share = run is not None and not any(one in WRITES_IDX_MAP or one in run.awaited for one in channels)
+                ns = config["configurable"].get("checkpoint_ns", "")
+                thread.become_writer()
+                thread.wait(thread.queue(event), share=share)
+                if thread.tools is not None:
+                    thread.tools.told(ns, str(config["configurable"]["checkpoint_id"]), task_id, channels)
 
     def _event(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Any:
         conf = config["configurable"]
@@ -455,7 +451,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
                 )
                 idle = [old for old, thread in self._threads.items() if thread.idle and old != name]
                 for old in idle[: max(0, len(self._threads) - THREADS_KEPT)]:
-                    del self._threads[old]
+                    self._threads.pop(old).release()
             return thread
 
     def _enter(self, thread_id: Any) -> tuple[Thread, object]:

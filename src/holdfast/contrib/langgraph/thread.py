@@ -48,9 +48,10 @@ _HASHED = "ns-"
 BROUGHT = "import"
 # How long a task's writes wait for a checkpoint of the same thread that takes them to disk with its own flush.
 # LangGraph saves the checkpoint right after the last task's writes: the reducers run in between, which takes them
-# milliseconds in a long thread. It waits for neither before the next step.
-SHARE_S = 0.005
-# With delta channels it waits for the writes first: after so many that waited in vain, so many do not wait.
+# milliseconds in a long thread, and more where others want the processor, too. Nobody waits for these writes.
+SHARE_S = 0.02
+# Of many tasks beside each other, only the last one's are followed by a checkpoint: after so many that waited in vain,
+# so many do not wait.
 _IN_VAIN, _AT_ONCE = 2, 256
 _KEYS_KEPT = 256
 
@@ -173,7 +174,7 @@ class Thread:
         self._aside = aside
         self._batched = store._durability == "batched"
         self._users: set[object] = set()  # who is at work; only ever changed by steps that cannot be cut
-        self._lease: Lease | None = None  # also one that is released: nobody may have had it since
+        self._lease: Lease | None = None  # also one that rests, or is released: nobody may have had it since
         self._turn = 0  # how often it was taken
         self._row: Agent | None = None
         self._spaces: dict[str, Namespace] = {}
@@ -234,7 +235,8 @@ class Thread:
                     self.store.flush()
                 except HoldfastError:
                     return  # whoever uses the store next is told; what is not on disk must not meet another writer
-            self.release()
+            if self._lease is not None:
+                self._lease.rest()
 
     def become_writer(self) -> None:
         """Become the thread's writer, and stay it while somebody is at work. Raises ``AgentBusy`` if another is."""
@@ -531,24 +533,38 @@ class Thread:
                 self._in_vain = 0
             return taken
 
-    def wait(self, writes: Writes) -> None:
-        """Return when a queued entry is on disk: taken along by a checkpoint, or written now."""
-        with suppress(TimeoutError):
-            return writes.done.result(SHARE_S if self._in_vain >= 0 else 0.0)
-        with self._collecting:
-            waiting = self._writes is writes  # no checkpoint has taken them along yet
-            if waiting:
-                self._writes = Writes()
-                self._in_vain = self._in_vain + 1 if self._in_vain + 1 < _IN_VAIN else -_AT_ONCE
-        if waiting:
-            try:
-                self.become_writer()
+    def wait(self, writes: Writes, *, share: bool) -> None:
+        """Return when a queued entry is on disk: taken along by a checkpoint, or written now.
+
+        ``share``: nobody waits for it, and a checkpoint may be about to come.
+        """
+        if share and self._in_vain >= 0:
+            with suppress(TimeoutError):
+                return writes.done.result(SHARE_S)
+        mine = False
+        try:
+            self.become_writer()
+            mine = self._is_left(writes)
+            if mine:
                 self._say(writes.said)
-                writes.done.set_result(None)
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-                self._give_up(error)
-                writes.done.set_exception(error)
+        except BaseException as error:
+            if not mine and not self._is_left(writes):
+                raise  # a checkpoint has taken them along
+            self._give_up(error)
+            writes.done.set_exception(error)
+        if mine and share:
+            self._in_vain = self._in_vain + 1 if self._in_vain + 1 < _IN_VAIN else -_AT_ONCE
+        if mine and not writes.done.done():
+            writes.done.set_result(None)
         return writes.done.result()
+
+    def _is_left(self, writes: Writes) -> bool:
+        """Whether nobody has taken them along yet: then it is for the caller to see to them."""
+        with self._collecting:
+            left = self._writes is writes
+            if left:
+                self._writes = Writes()
+            return left
 
 
 def named(graph: Graph, key: bytes) -> Point | None:

@@ -465,6 +465,7 @@ class Run(BaseCallbackHandler):
         self.saver, self.thread = saver, thread
         self.control: object = getattr(loop, "control", None)
         self._runtime: Any = getattr(loop, "config", {}).get("configurable", {}).get(RUNTIME)
+        from langgraph.channels.delta import DeltaChannel
         from langgraph.errors import GraphBubbleUp  # whoever runs a graph has them; a saver alone does not need them
         from langgraph.types import Command
 
@@ -479,6 +480,7 @@ class Run(BaseCallbackHandler):
         self.replayed: set[str] = set()  # graphs that do not: all that was done there is executed again
         self.older = False  # whether it goes on from a checkpoint that is not the newest
         self.anew = ""
+        self.awaited: set[str] = set()  # the channels whose writes LangGraph waits for before it saves a checkpoint
         self._begun = False
         self._executed: dict[str, UUID] = {}  # namespace of a task -> its run, of the newest attempt
         self._parts: dict[UUID, str] = {}  # run of a tool -> the id that the model gave to its call
@@ -490,6 +492,9 @@ class Run(BaseCallbackHandler):
         # A loop may read its thread more than once while it is entered.
         self.outermost: Run = outer or (run_of(self._runtime) if self._runtime is not None else None) or self
         _RUNS[id(self._runtime)] = self.outermost
+        if getattr(loop, "durability", "") == "sync":  # otherwise the checkpoint before may take them along
+            channels = getattr(loop, "specs", {}).items()
+            self.outermost.awaited.update(name for name, channel in channels if isinstance(channel, DeltaChannel))
         if self.outermost is self and TOOLS.declared:
             above.append(self)
         scope.begin(self)

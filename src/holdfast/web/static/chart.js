@@ -14,12 +14,13 @@ export function chart(of, values) {
     if (!known.length) return el("p", { class: "quiet chart-empty" }, `No number is known for ${short(of, 60)} here.`);
     let [low, high] = [Math.min(...known), Math.max(...known)];
     if (low > 0 && low < high / 2) low = 0;
-    if (low === high) [low, high] = [low - 1, high + 1];
+    const flat = low === high;
+    if (flat) [low, high] = [low - 1, high + 1];
     const y = (value) => HEIGHT - PAD - ((value - low) / (high - low)) * (HEIGHT - 2 * PAD);
     const write = worded[of] ?? ((value) => Number(value.toPrecision(6)).toLocaleString("en"));
     const picture = svg("svg", { class: "chart", width: graph.width, height: HEIGHT, role: "img",
       "aria-label": `${short(of, 60)}: from ${write(Math.min(...known))} to ${write(Math.max(...known))}` });
-    for (const value of low < 0 && high > 0 ? [low, 0, high] : [low, high]) {
+    for (const value of flat ? known.slice(0, 1) : low < 0 && high > 0 ? [low, 0, high] : [low, high]) {
       picture.append(svg("line", { class: value === 0 && low < 0 ? "zero" : "rule", x1: 0, x2: graph.width, y1: y(value), y2: y(value) }));
     }
     graph.list.forEach((one, at) => {
@@ -37,6 +38,6 @@ export function chart(of, values) {
       }
     });
     return el("figure", { class: "chart-figure" },
-      el("figcaption", {}, el("b", {}, short(of, 24)), el("span", {}, write(high)), el("span", { class: "low" }, write(low))), picture);
+      el("figcaption", {}, el("b", {}, short(of, 24)), ...(flat ? [el("span", {}, write(known[0]))] : [el("span", {}, write(high)), el("span", { class: "low" }, write(low))])), picture);
   };
 }

@@ -11,8 +11,14 @@ const COLOURS = 6;
 const MARKS = 4;
 const BAD = new Set(["in doubt", "lost", "failed"]);
 
+/** A mark that says what it is, and leads to its page where there is one. The lists below lead there by keyboard. */
+function leading(to, text, mark) {
+  mark.append(svg("title", {}, text));
+  return to ? svg("a", { href: to, tabindex: "-1", "aria-label": text }, mark) : mark;
+}
+
 export class Graph {
-  /** `source`: { change(id), open(checkpoint) -> address }; `tell(step, position)` is called after each drawing. */
+  /** `source`: { change(id), open(checkpoint) -> address }, and where there are such pages { call, dump } as `open`. */
   constructor(root, data, source) {
     this.root = root;
     this.source = source;
@@ -36,6 +42,21 @@ export class Graph {
       this.change(event.deltaY < 0 ? 1 : -1);
     }, { passive: false });
     this.scroll.addEventListener("mouseleave", () => this.hide());
+    this.scroll.addEventListener("scroll", () => {
+      this.left = this.scroll.scrollLeft;
+      this.ended = this.left + this.scroll.clientWidth >= this.scroll.scrollWidth - 2;
+    });
+  }
+
+  /** Look at the same part as the one before, which had less to show: nothing moves under somebody's hand. */
+  follow(before) {
+    if (before.chosen) {
+      this.zoom = before.zoom;
+      this.chosen = true;
+      this.draw();
+    }
+    this.scroll.scrollLeft = before.ended === false ? before.left : this.scroll.scrollWidth;
+    if (before.walking) this.go(this.place.get(before.list[before.at].id) ?? this.at);
   }
 
   fitting() {
@@ -66,6 +87,7 @@ export class Graph {
     const zoom = Math.min(STEPS.length - 1, Math.max(0, this.zoom + by));
     if (zoom === this.zoom) return;
     this.zoom = zoom;
+    this.chosen = true;
     this.draw();
     const x = this.x(this.at);
     this.scroll.scrollLeft = x - this.scroll.clientWidth / 2;
@@ -170,10 +192,9 @@ export class Graph {
       for (const [at, calls] of of) {
         const point = this.list[at];
         const [x, y] = [this.x(at) - this.step / 2, this.y(point.lane)];
-        calls.slice(0, MARKS).forEach((one, number) => picture.append(svg("rect", {
-          class: `mark ${BAD.has(one.status) ? "bad" : one.kind === "read" ? "read" : "write"}`,
-          x: x - 4, y: y - 15 - number * 9, width: 8, height: 7, rx: 1.5,
-        }, svg("title", {}, `${one.tool}: ${one.status}`))));
+        calls.slice(0, MARKS).forEach((one, number) => picture.append(leading(this.source.call?.(one), `${one.tool}: ${one.status}`,
+          svg("rect", { class: `mark ${BAD.has(one.status) ? "bad" : one.kind === "read" ? "read" : "write"}`,
+            x: x - 4, y: y - 15 - number * 9, width: 8, height: 7, rx: 1.5 }))));
         if (calls.length > MARKS) picture.append(svg("text", { class: "label", x, y: y - 16 - MARKS * 9 }, `+${calls.length - MARKS}`));
       }
     }
@@ -182,8 +203,8 @@ export class Graph {
       const at = this.place.get(crash.checkpoint);
       if (at === undefined) continue;
       const [x, y] = [this.x(at) + Math.max(6, this.step / 3), this.y(this.list[at].lane)];
-      picture.append(svg("text", { class: "crash", x, y: y - 8 }, crash.what === "rehydrate" ? "⚑" : "✗",
-        svg("title", {}, `${crash.what}: ${crash.error} ${crash.message}`)));
+      picture.append(leading(crash.dump && this.source.dump?.(crash), short(`${crash.what}: ${crash.error} ${crash.message}`, 200),
+        svg("text", { class: "crash", x, y: y - 8 }, crash.what === "rehydrate" ? "⚑" : "✗")));
     }
   }
 

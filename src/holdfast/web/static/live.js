@@ -25,7 +25,10 @@ function concerns(change) {
   return wanted === "*" || change.all || (change.agents || []).includes(wanted);
 }
 
-// The same address once more; whoever types or chooses something in a part is not disturbed.
+const opened = (part) => new Map([...part.querySelectorAll("details")].map((one) =>
+  [`${one.closest("[id]")?.id} ${one.querySelector("summary").textContent}`, one]));
+
+// The same address once more; whoever types, chooses or has opened something in a part is not disturbed.
 export async function refresh() {
   if (asking) {
     again = true;
@@ -43,6 +46,8 @@ export async function refresh() {
       if (focused && focused.matches("input, textarea, select")) continue;
       const key = focused && focused.id;
       const made = document.importNode(next, true);
+      const before = opened(part);
+      for (const [name, one] of opened(made)) one.open = before.get(name)?.open ?? one.open;
       part.replaceWith(made);
       if (key) document.getElementById(key)?.focus({ preventScroll: true });
       made.dispatchEvent(new CustomEvent("holdfast:part", { bubbles: true }));

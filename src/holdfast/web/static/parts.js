@@ -3,10 +3,13 @@
 
 const UNSAFE = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu;
 
+const escaped = (code) => [["\\x", 2], ["\\u", 4], ["\\U", 8]].filter(([, digits]) => code < 16 ** digits)
+  .map(([sign, digits]) => sign + code.toString(16).padStart(digits, "0"))[0];
+
 /** A text as it may stand on a page: what turns a line around, or cannot be seen, is written as an escape. */
 export function visible(text) {
   return String(text).replace(UNSAFE, (c) =>
-    c === "\n" || c === "\t" || c === "\u200d" ? c : `\\u{${c.codePointAt(0).toString(16)}}`);
+    c === "\n" || c === "\t" || c === "\u200d" ? c : escaped(c.codePointAt(0)));
 }
 
 /** At most so many characters on one line. */

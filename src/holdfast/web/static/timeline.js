@@ -14,8 +14,10 @@ function begin() {
   graph = new Graph(root, data, {
     change: remembered((one) => ask("/change", data.agent, { at: `id:${one.id}` })),
     open: (one) => address("/state", data.agent, { at: `id:${one.id}` }),
+    call: (one) => one.run ? address("/run", data.agent, { id: one.run, branch: one.branch, call: one.number }) : address("/runs", data.agent),
+    dump: (one) => address("/dump", undefined, { file: one.dump.split("/").at(-1) }),
   });
-  if (before?.walking) graph.go(graph.place.get(before.list[before.at].id) ?? graph.at);
+  if (before) graph.follow(before);
   const times = data.checkpoints.map((one) => one.time);
   if (times.length) {
     // Calls after the newest checkpoint belong to the first window, too.

@@ -9,7 +9,7 @@ const BAD = new Set(["in doubt", "lost", "failed"]);
 export function waterfall(root, run, effects) {
   const calls = effects.map((one) => {
     const at = Date.parse(one.at);
-    const took = (one.took_s ?? 0) * 1000;
+    const took = one.status === "running" ? Math.max(0, Date.now() - at) : (one.took_s ?? 0) * 1000;
     return { earlier: [], ...one, from: one.kind === "read" && one.took_s !== null ? at - took : at, took };  // of a read, `at` is its end
   });
   const began = Math.min(Date.parse(run.began), ...calls.map((one) => one.from), ...calls.flatMap((one) => one.earlier.map((try_) => Date.parse(try_.at))));
@@ -21,8 +21,9 @@ export function waterfall(root, run, effects) {
   const height = 28 + calls.length * ROW + 8;
   const picture = svg("svg", { width, height, role: "group",
     "aria-label": `${count(calls.length, "call")} within ${span((ended - began) / 1000)}` });
-  for (let part = 0; part <= 4; part += 1) {
-    const time = began + ((ended - began) * part) / 4;
+  const parts = room < 280 ? 2 : 4;
+  for (let part = 0; part <= parts; part += 1) {
+    const time = began + ((ended - began) * part) / parts;
     picture.append(svg("line", { class: "rule", x1: x(time), x2: x(time), y1: 22, y2: height }),
       svg("text", { class: "axis", x: x(time), y: 14 }, part ? span((time - began) / 1000) : "0"));
   }
