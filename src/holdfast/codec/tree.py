@@ -510,9 +510,7 @@ def build(kind: bytes, items: list[bytes]) -> Tree:
     return tree
 
 
-def read(
-    root: bytes, fetch: Fetch, *, sparse: bool = False, beside: Tree | None = None
-) -> tuple[Tree, list[bytes]]:
+def read(root: bytes, fetch: Fetch, *, sparse: bool = False, beside: Tree | None = None) -> tuple[Tree, list[bytes]]:
     """The tree under a root as the store has it, and the raw leaves that were read. It keeps the last leaf's items.
 
     ``sparse``: of a list or a dict, all other leaves are read when somebody looks at them, and their sizes are guesses.
