@@ -490,11 +490,14 @@ class Sqlite:
             if folded - before <= 64:
                 break
             before = folded
-        _queue(fd, fcntl.F_WRLCK)  # nobody else queues now: after this the next one begins the log anew
-        try:
-            frames, folded = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        finally:
-            _queue(fd, fcntl.F_UNLCK)
+        # Nobody else queues now, and no direct commit is half done: after this the next one begins the log anew. One
+        # that had looked at the log before, and were written behind its end after, would let it grow on and on.
+        with self._directing:
+            _queue(fd, fcntl.F_WRLCK)
+            try:
+                frames, folded = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            finally:
+                _queue(fd, fcntl.F_UNLCK)
         # One that a reader keeps from being folded is looked at again when it has grown by as much.
         self._frames = max(0, frames - folded)
 
@@ -591,7 +594,7 @@ class Sqlite:
         """Before a fork: whether nothing is going on in any connection, which stays so until ``resume``."""
         locks: list[Any] = [self._reading, *(moment.lock for moment in list(self._moments))]
         if not self._readonly:
-            locks += [self._directing, self._folding]
+            locks += [self._folding, self._directing]  # in the order in which our own thread takes them
         for lock in locks:
             if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 return False
