@@ -375,8 +375,7 @@ class Sqlite:
             try:
                 self._direct_execute(self._batch(tuple(statements)), tuple(chain.from_iterable(args)))
             except (apsw.ConstraintError, apsw.BusyError):
-                if not self._folding.locked():  # our own thread holds SQLite's lock for a moment, when it does
-                    self._not_before = time.monotonic() + DIRECT_TRIES_S
+                self._not_before = time.monotonic() + DIRECT_TRIES_S
                 return False  # the writer finds out which comparison does not hold
             except apsw.Error as error:
                 failed = self._failed(error, self._direct)
@@ -512,12 +511,13 @@ class Sqlite:
             zeros = bytes(EXTEND_BYTES)
             fd = os.open(self.layout.wal, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                try:
-                    size = self.layout.log_bytes()
-                    size += os.pwrite(fd, zeros, size)
-                finally:
-                    connection.execute("ROLLBACK")
+                with self._directing:  # a direct commit would take our own lock for that of somebody else
+                    connection.execute("BEGIN IMMEDIATE")
+                    try:
+                        size = self.layout.log_bytes()
+                        size += os.pwrite(fd, zeros, size)
+                    finally:
+                        connection.execute("ROLLBACK")
                 os.fdatasync(fd)
             finally:
                 os.close(fd)

@@ -240,7 +240,7 @@ class _Writer:
         for job in jobs:
             with suppress(ValueError):  # the thread has just taken it out, and leaves it
                 queue.remove(job)
-        if not queue:
+        if not queue and not self.working.locked():  # what the thread writes just now is not done, but out of the queue
             self._engine.busy = False
         return True
 
