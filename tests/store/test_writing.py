@@ -19,6 +19,7 @@ from holdfast.agent.store import Store
 from holdfast.errors import StoreBusy, StorePoisoned
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
+from holdfast.store.sqlite import FOLD_FRAMES
 from tests import warm
 from tests.limits import limits
 
@@ -408,3 +409,57 @@ def test_commits_write_over_blocks_that_the_log_has(store_path, tags):
         while (store_path / "store.db-wal").stat().st_size < 2**21:
             assert time.monotonic() < end, "the log is only as long as what is in it"
             time.sleep(0.01)
+
+
+def test_a_log_that_is_folded_during_a_commit_begins_anew(store_path):
+    """Otherwise that commit lies behind what was folded, nobody folds it, and the log grows on and on."""
+    with holdfast.open(store_path) as store:
+        agent, engine = store.agent("a", when=None), store._db.engine
+        for number in range(50):
+            agent.state["n"] = number
+            agent.checkpoint()
+        during = []
+
+        def commits():
+            during.append(engine._frames)
+            engine._frames = FOLD_FRAMES
+            engine._wanted.set()
+            end = time.monotonic() + 0.3  # so long somebody who does not wait for this commit has time
+            while engine._frames >= FOLD_FRAMES and time.monotonic() < end:
+                time.sleep(0.001)
+            return False
+
+        engine._direct.set_commit_hook(commits)
+        agent.state["n"] = 50
+        agent.checkpoint()
+        engine._direct.set_commit_hook(None)
+        end = time.monotonic() + 60
+        while engine._frames >= FOLD_FRAMES:
+            assert time.monotonic() < end, "the log is not folded"
+            time.sleep(0.001)
+        agent.state["n"] = 51
+        agent.checkpoint()
+        _, frames, _ = engine._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        assert frames < 50 < 2 * during[0]
+
+
+def test_what_the_thread_is_writing_is_not_run_into_by_a_commit_that_takes_records_along(store_path, monkeypatch):
+    with Store.opened(store_path) as store, limits({"GATHER_S": 5.0}):
+        agent, engine = store.agent("a", when=None), store._db.engine
+        agent.checkpoint("0")
+        agent._writer.append([NewRecord(0, b"", b"0")], flush=True)  # from then on its number is known
+        tried, begun, over = [], threading.Event(), threading.Event()
+        direct = engine.direct
+        monkeypatch.setattr(engine, "direct", lambda *args: (tried.append(args), direct(*args))[1])
+        store._db.hand(writer.Job(lambda _: (begun.set(), over.wait(60))))
+        assert begun.wait(60)
+        agent._writer.append([NewRecord(0, b"", b"1")], flush=False)
+        agent.state["n"] = 1
+        thread = threading.Thread(target=agent.checkpoint, args=("1",))
+        thread.start()
+        while len(store._db.writers._all[0]._queue) < 2:  # it has handed over what it took back
+            time.sleep(0.001)
+        over.set()
+        thread.join()
+        assert not tried
+        assert [one.label for one in agent.log()] == ["1", "0"]
