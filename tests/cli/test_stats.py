@@ -41,6 +41,7 @@ def test_when_says_in_words_what_a_policy_does_did_and_cost(run):
     assert "The program stood still for" in ended.out
     assert "saves only when its program says so" in run("when", "trip-8").out
     assert "no checkpoint yet" in run("when", "new").out
+    assert "It follows cost and failures" in run("when", "new").out
     found = run("when", "trip-7", "--json").json
     assert found["when"] == {"every_steps": 1, "adaptive": True}
     assert found["triggers"] == {"steps": 5, "": 1}
@@ -75,6 +76,24 @@ def test_stats_in_json_have_the_documented_form(run):
     assert by_name["trip-8"]["frees_bytes"] is None
     assert by_name["trip-8"]["when"] is None
     assert by_name["new"]["stall"] is None
+
+
+def test_what_a_command_saves_is_not_the_programs_and_says_nothing_of_its_policy(run):
+    assert run("undo", "trip-7").code == 0
+    assert run("rollback", "trip-7", "--to", "#1", "--yes").code == 0
+    words = run("when", "trip-7").out
+    assert "It saves at every step." in words
+    assert "an undo" in words
+    assert run("when", "trip-7", "--json").json["triggers"] == {"steps": 5, "": 1, "undo": 1}
+
+
+def test_unsaved_changes_that_a_rollback_keeps_were_not_asked_for_by_the_program(run, place):
+    with holdfast.open(place) as store:
+        agent = store.agent("trip-7", when=None)
+        agent.state["n"] = 100
+        agent.rollback("#1")
+        assert agent.checkpoint("again").trigger == ""
+        assert store.costs("trip-7").triggers == {"steps": 5, "": 2, "rescue": 1}
 
 
 def test_log_shows_what_asked_for_a_checkpoint(run):

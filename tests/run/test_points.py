@@ -202,6 +202,18 @@ def test_no_safe_point_for_a_long_time_is_said_once(store, clock, caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("when", [When(every_s=10), None])
+def test_a_program_without_any_safe_point_hears_of_it_with_what_that_lost(store, clock, when):
+    """Its policy could save nothing; one that saves by hand has forgotten that, and nothing else."""
+    agent = store.agent("trip-7", when=when)
+    agent.state["n"] = 1
+    clock.now_s += 200
+    with pytest.warns(errors.UnsavedChanges) as said:
+        agent.close()
+    (one,) = said
+    assert ("no safe point for 200 s: call agent.step()" in str(one.message)) == (when is not None)
+
+
 # -- background ------------------------------------------------------------------------------------------------
 
 TAKE_OVER = "import sys, holdfast; s = holdfast.open(sys.argv[1]); s.agent('trip-7', takeover=True); s.close()"
@@ -252,6 +264,18 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(store, store_path
 
     with pytest.raises(errors.Fenced):
         work()
+
+
+def test_a_flush_raises_what_went_wrong_in_the_background(store, store_path):
+    agent = store.agent("trip-7", when=When(every_steps=1, background=True))
+    agent.state["n"] = 1
+    agent.step()
+    agent.flush()
+    warm.run([sys.executable, "-c", TAKE_OVER, str(store_path)], check=True, timeout=180)
+    agent.state["n"] = 2
+    assert agent.step() is not None  # accepted: nobody has found out yet
+    with pytest.raises(errors.Fenced):
+        agent.flush()
 
 
 def test_an_intent_waits_for_everything_before_it(store, store_path):
@@ -740,6 +764,7 @@ def test_a_file_with_a_mistake_is_named_with_it_and_the_agent_is_not_opened(stor
     with pytest.raises(errors.BadOption, match=word) as caught:
         store.agent("trip-7")
     assert str(file) in str(caught.value)
+    assert not store.agents()
     file.unlink()
     assert store.agent("trip-7").when == When(adaptive=True)  # nothing keeps the branch
 

@@ -26,7 +26,7 @@ from holdfast.agent.graph import Graph
 from holdfast.agent.layers import MOMENTARY, Going, Looked
 from holdfast.agent.names import check_label, check_new
 from holdfast.agent.pending import Pending
-from holdfast.agent.points import Pace
+from holdfast.agent.points import RESCUE, Pace
 from holdfast.agent.watchers import WATCHERS
 from holdfast.agent.when import When
 from holdfast.codec.blocks import digest_of
@@ -405,7 +405,7 @@ class Agent:
         with writer.quiet(), self._still():
             looked = writer.look()
             if looked or self._document.changed:
-                self._make(label, looked=looked)
+                self._make(label, looked=looked, trigger=RESCUE)
                 writer.settle()
 
     def undo(self) -> Checkpoint:
@@ -451,7 +451,7 @@ class Agent:
                 one.intend(change, to, at)
 
         try:
-            made = self._make(label, kind, about.id, looked=(), also=intend if going else None)
+            made = self._make(label, kind, about.id, looked=(), also=intend if going else None, trigger=kind)
             self._settle()
         except BaseException:
             self._stay(at)

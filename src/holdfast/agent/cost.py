@@ -106,7 +106,7 @@ def costs_of(store: Store, agent: Agent, limit: int | None) -> Costs:
         more = graph.counted()[0] - len(points)
         sizes = [len(point.raw) + len(view.operations(point)) for point in points]
         stored = _stored(view, points)
-        when = _when(store, points[0]) if points else None
+        when = _when(store, points)
         line = [] if when is None or not when.adaptive else costs_of_line(view, points[0].n)
     told = [point.manifest.cost for point in points if point.manifest.cost is not None]
     stalls = [cost.stall_us / 1e6 for cost in told if cost.stall_us]
@@ -151,14 +151,20 @@ def _stored(view: View, points: Sequence[Point]) -> int:
     return loose
 
 
-def _when(store: Store, newest: Point) -> When | None:
-    """The policy of whoever wrote the newest checkpoint."""
-    try:
-        said = metadata.read(history.state_of(store._db.now, None), newest.manifest.metadata).get("when")
-    except Damaged:  # lost metadata: the figures are whole without
+def _when(store: Store, points: Sequence[Point]) -> When | None:
+    """The policy of the program that wrote the newest checkpoint. Our own commands are none, and have none."""
+    state = history.state_of(store._db.now, None)
+    for name in dict.fromkeys(point.manifest.metadata for point in points):
+        try:
+            said = metadata.read(state, name)
+        except Damaged:  # lost metadata: the figures are whole without
+            return None
+        if metadata.by_a_program(said):
+            break
+    else:
         return None
     try:
-        return When.from_table(said, "the metadata of a checkpoint") if isinstance(said, dict) else None
+        return When.from_table(said["when"], "the metadata of a checkpoint") if "when" in said else None
     except BadOption:  # of a version that knows more
         return None
 

@@ -108,6 +108,11 @@ def read(state: State, root: bytes) -> dict[str, Any]:
     return {**found["process"], **own}
 
 
+def by_a_program(said: dict[str, Any]) -> bool:
+    """Whether the metadata are of a program's checkpoint, and not of one that a command of ours made."""
+    return said.get("caller") != ["", 0]
+
+
 def collect(registry: Registry, config: Any, when: When | None = None) -> bytes:
     """What is the same for the whole process, encoded."""
     data = dict(_process())

@@ -37,8 +37,8 @@ PAST_MAX = 256
 
 UNSAVED = "; nothing was saved"
 """How errors end that refuse a state."""
-END, GATE, GATE_FAILED, PHASE_FAILED, INVARIANT_FAILED, RUN, TOOL, BREAKER = (
-    "end", "gate", "gate failed", "phase failed", "invariant failed", "run", "tool", "breaker",
+END, GATE, GATE_FAILED, PHASE_FAILED, INVARIANT_FAILED, RUN, TOOL, BREAKER, RESCUE = (
+    "end", "gate", "gate failed", "phase failed", "invariant failed", "run", "tool", "breaker", "rescue",
 )  # fmt: skip
 """What asks for a checkpoint besides a schedule: the end of ``with agent:``, a gate, a run that begins or ends, ..."""
 
@@ -213,11 +213,15 @@ class Pace:
         costs = costs_of_line(agent._db.view, agent._branch.head) if when.adaptive else []
         return past_in([*([Cost("", 0, 0, 0, self._unclean)] if self._unclean else []), *costs])
 
+    def late_s(self) -> float | None:
+        """For how long there was no safe point, if that was too long and nobody was told."""
+        return self.schedule.overdue(monotonic()) if self.schedule is not None else None
+
     def _warn(self, late_s: float | None) -> None:
         if late_s is not None:
             file, line = metadata.called_from()
             log.warning(
-                "%s had no safe point for %.0f s, before %s line %d: nothing could be saved meanwhile; call"
+                "%s had no safe point for %.3g s, before %s line %d: nothing could be saved meanwhile; call"
                 " agent.step() in the loop that leads there",
                 self._agent.name, late_s, file, line,
             )  # fmt: skip

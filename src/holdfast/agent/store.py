@@ -260,6 +260,8 @@ class Store:
             if row is None:
                 if not create or readonly:
                     raise self._unknown(name)
+                if when is DEFAULT:
+                    self.when(name)  # nothing is made where the file is wrong
                 row = self._add_agent(name)
             branch_row = view.branch(row.a, branch)
             if branch_row is None:

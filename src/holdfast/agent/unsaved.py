@@ -11,12 +11,13 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.agent.metadata import caller
 from holdfast.agent.names import is_bookkeeping
 from holdfast.codec.state import Reader
-from holdfast.errors import Unencodable, UnknownAgent, UnsavedChanges, format_path
+from holdfast.errors import HoldfastError, Unencodable, UnknownAgent, UnsavedChanges, format_path
 
 if TYPE_CHECKING:
     from holdfast.agent.agent import Agent
@@ -39,6 +40,7 @@ class Lost(NamedTuple):
     where: str
     handle: Agent
     digest: str  # of the state; empty where nobody can tell
+    late_s: float | None = None  # since when its policy had asked for a checkpoint in vain
 
 
 def let_go(agents: Iterable[Agent], ended: str, work: Callable[[], None]) -> None:
@@ -70,6 +72,8 @@ def say(what: str, lost: Lost, error: BaseException | None) -> None:
     """Warn, with the line of the program that led here; or tell the log, where an exception is the message."""
     lost.handle._said = lost.digest or lost.handle._said
     text = f"{what}{f': {lost.where}' if lost.where else ''}. Call agent.checkpoint() first."
+    if lost.late_s is not None:
+        text += f" Its policy found no safe point for {lost.late_s:.3g} s: call agent.step() in its loop."
     if error is not None:  # which would be hidden where warnings are errors
         log.warning("%s", text)
     elif (frame := caller()) is None:
@@ -114,7 +118,10 @@ def found(agent: Agent) -> Lost | None:
     shown = [one if len(one) <= _SHOWN_CHARACTERS else f"{one[: _SHOWN_CHARACTERS - 1]}…" for one in places[:_SHOWN]]
     more = f" and {len(places) - _SHOWN:,} more" if len(places) > _SHOWN else ""
     name = f"{agent.name}@{agent.branch_name}".removesuffix("@main")
-    return Lost(name, ", ".join(shown) + more, agent, now)
+    late_s = None
+    with suppress(HoldfastError):  # the history could not be read: closing goes on
+        late_s = agent._pace.late_s()
+    return Lost(name, ", ".join(shown) + more, agent, now, late_s)
 
 
 def _is_ours(section: str) -> bool:

@@ -32,6 +32,9 @@ TRIGGERS = {
     "tool": "a tool that asked for it",
     "breaker": "a breaker opened",
     "run": "a run began or ended",
+    "rescue": "unsaved changes, before they were left",
+    "undo": "an undo",
+    "redo": "a redo",
     "phase failed": "a phase failed (beside the line)",
     "gate failed": "a gate was not passed (beside the line)",
     "invariant failed": "an invariant was broken (beside the line)",
@@ -69,7 +72,7 @@ def when(agent: Name, /, *, json: Json = False, session: Given) -> int:
     """
     with session.reading() as store:
         costs = store.costs(store.resolve(agent)[0])
-        words = _words(costs)
+        words = _words(costs, store.when(costs.agent))
         if json:
             kept = ("when", "interval_s", "triggers", "stall", "durable", "share", "recent")
             told: dict[str, Any] = {key: value for key, value in costs.to_json().items() if key in kept}
@@ -78,9 +81,11 @@ def when(agent: Name, /, *, json: Json = False, session: Given) -> int:
     return 0
 
 
-def _words(costs: Costs) -> list[str]:
+def _words(costs: Costs, asked: When | None) -> list[str]:
+    """``asked``: what counts where its program says nothing."""
     if not costs.checkpoints:
-        return ["It has no checkpoint yet, so nobody knows what its program asks for."]
+        none = "It has no checkpoint yet, so nobody knows what its program asks for"
+        return [f"{none}. If that says nothing:", *asked.words()] if asked is not None else [f"{none}."]
     if costs.when is None:
         return ["It saves only when its program says so, or its policy was not written down."]
     words = When.from_table(costs.when, "its policy").words()
