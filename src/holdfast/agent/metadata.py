@@ -8,7 +8,6 @@ already.
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from functools import cache
 from pathlib import Path
@@ -131,7 +130,7 @@ def _process() -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "holdfast": dependencies.get("holdfast", "unknown"),
-        "python": platform.python_version(),
+        "python": sys.version.partition(" ")[0],
         "platform": sys.platform,
         "program": os.path.basename(sys.argv[0]) if sys.argv else "",  # noqa: PTH119 - argv is text, not a path of ours
         "code": _code_version(dependencies),

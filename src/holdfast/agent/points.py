@@ -15,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
-from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +237,8 @@ def costs_of_line(view: View, head: int) -> list[Cost]:
 
 def past_in(costs: Sequence[Cost]) -> Past:
     """What checkpoints say about failures and cost, newest first. By clocks that nobody sets."""
+    from statistics import median  # slow to load, and the first safe point is soon enough
+
     gaps: list[float] = []
     age_s = 0.0
     for cost in reversed(costs):

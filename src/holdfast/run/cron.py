@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, get_args
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct
 
 from holdfast.errors import BadOption, Incompatible
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo  # slow to load: see ``_zone``
 
 NEVER = 2**61
 """After every instant."""
@@ -53,7 +55,7 @@ class Schedule(Struct, frozen=True):
 
     def after(self, at_us: int) -> int:
         """The first instant after this one."""
-        zone = ZoneInfo(self.zone)
+        zone = _zone(self.zone)
         # What is not after it on the clock on the wall is not after it at all; in a doubled hour, what is may not be.
         for local in _times(self.every, (_EPOCH + at_us * _US).astimezone(zone).replace(tzinfo=None)):
             found = _instant(local, zone)
@@ -63,7 +65,7 @@ class Schedule(Struct, frozen=True):
 
     def between(self, first_us: int, last_us: int, most: int) -> list[int]:
         """The instants from the first to the last, both included; of too many, the newest."""
-        zone = ZoneInfo(self.zone)
+        zone = _zone(self.zone)
         last = (_EPOCH + last_us * _US).astimezone(zone)
         doubled = _offset(last.replace(fold=0)) - _offset(last)  # in its second pass, all of the first one is over
         newest = last.replace(tzinfo=None, second=0, microsecond=0) + doubled + _MINUTE
@@ -86,7 +88,7 @@ def declared(every: Any, zone: Any, missed: Any, overlap: Any) -> Schedule:
         if not isinstance(value, str) or not 0 < len(value) <= EVERY_MAX:
             raise BadOption(f"{name} is a text of 1 to {EVERY_MAX} characters, not {value!r:.60}")
     try:
-        ZoneInfo(zone)
+        _zone(zone)
     except (LookupError, ValueError, OSError):
         raise BadOption(
             f"there is no time zone {zone!r} on this machine", hint='Use a name such as "Europe/Lisbon", or "UTC".'
@@ -124,6 +126,12 @@ def _times(every: str, after: datetime, *, reverse: bool = False) -> Iterator[da
         raise BadOption(f"every={every!r}: {error}", hint="See `man 5 crontab`.") from None
     except OverflowError:  # there are no more years
         return
+
+
+def _zone(name: str) -> ZoneInfo:
+    from zoneinfo import ZoneInfo
+
+    return ZoneInfo(name)
 
 
 def _instant(local: datetime, zone: ZoneInfo) -> int:

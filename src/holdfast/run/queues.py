@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, zip_longest
-from random import randrange
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from msgspec import Struct
@@ -537,6 +536,8 @@ class Turns:
 
         Those whose time has come are before all others. Damaged rows are passed over, and told in ``damaged``.
         """
+        from random import randrange  # slow to load, and only workers need it
+
         lanes = view.queues(damaged)
         self._known = remembered(view) if lanes else None
         first = randrange(len(lanes) or 1)  # noqa: S311 - so that of many, each is the first one some time

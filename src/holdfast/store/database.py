@@ -590,9 +590,11 @@ def create_store(path: Path, secret: Secret | None = None, objects: str | None =
             connection = apsw.Connection(str(catalog), flags=flags)
             try:
                 sqlite.settle(connection, readonly=False)
-                # Incremental vacuum only keeps a note of who refers to each page; room is given back after removals.
+                # All of it is flushed once, at the end, before it gets its name. Incremental vacuum only keeps a note
+                # of who refers to each page; room is given back after removals.
                 connection.execute(
-                    "PRAGMA page_size=4096; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL"
+                    "PRAGMA synchronous=OFF; PRAGMA page_size=4096; PRAGMA auto_vacuum=INCREMENTAL;"
+                    " PRAGMA journal_mode=WAL"
                 ).fetchall()
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
