@@ -26,20 +26,21 @@ LOST = {
 60 bytes; its write waits for all that is on its way in the background."""
 
 
-def lines(path):
-    return [int(line) for line in path.read_text().split()] if path.exists() else []
+def lines(path, kind=int):
+    return [kind(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def states(store):
-    """Every state that was ever saved, on whatever line."""
-    agent = store.agent("trip-7", readonly=True)
-    return [checkpoint.state for checkpoint in agent.log(all=True)]
+def states(store, durable=()):
+    """Every state that was ever saved, on whatever line. ``durable``: what must be among them."""
+    found = store.agent("trip-7", readonly=True).log(all=True)
+    assert {*durable} <= {checkpoint.id for checkpoint in found}, "something that was durable is gone"
+    return [checkpoint.state for checkpoint in found]
 
 
-def check(path, policy, how, outside, begun):
+def check(path, policy, how, outside, begun, durable):
     """What has to hold after a kill at any moment."""
     with holdfast.open(path) as store:
-        found = states(store)
+        found = states(store, durable)
         for state in found:
             for book in state.get("booked", ()):
                 assert book in outside
@@ -70,7 +71,8 @@ def test_a_program_with_any_policy_may_be_killed_anywhere(tmp_path, policy, how)
             ended = warm.run([*map(str, words)], check=False, capture_output=True, timeout=180)
             assert ended.returncode in {0, -signal.SIGKILL}, f"seed {seed}: {ended.stderr.decode()}"
             begun = lines(outside.with_suffix(".begun"))
-            check(path, policy, how, lines(outside), begun)
+            durable = lines(outside.with_suffix(".durable"), str)
+            check(path, policy, how, lines(outside), begun, durable)
             if ended.returncode == 0:
                 break
             fatal = chance.randrange(20, 200)

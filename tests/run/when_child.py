@@ -39,6 +39,7 @@ NOTE = "x" * 60
 now_s = 1_000.0
 outside = Path()
 begun = Path()
+durable = Path()
 seed = ""
 
 
@@ -107,11 +108,18 @@ def booked():
     return found
 
 
+def saved(made):
+    """What a step has given is durable, unless the policy says that nobody waits for it."""
+    if made is not None and not (agent.when is not None and agent.when.background):
+        with durable.open("a") as file:
+            file.write(f"{made.id}\n")
+
+
 def loop(agent):
     with agent:
         for number in range(agent.state.get("rounds", 0), ROUNDS):
             work(agent, number)
-            agent.step()
+            saved(agent.step())
             point()
 
 
@@ -122,7 +130,7 @@ def bare(agent):
             agent.state[f"booking {number}"] = book(number)
             point()
             agent.state["rounds"] = number + 1
-            agent.step()
+            saved(agent.step())
             point()
 
 
@@ -130,7 +138,7 @@ async def aloop(agent):
     async with agent:
         for number in range(agent.state.get("rounds", 0), ROUNDS):
             work(agent, number)
-            await agent.astep()
+            saved(await agent.astep())
             point()
 
 
@@ -138,7 +146,7 @@ async def aloop(agent):
 def run(agent):
     for number in range(ROUNDS):
         work(agent, number)
-        agent.step()
+        saved(agent.step())
         point()
     return "finished"
 
@@ -148,14 +156,14 @@ async def arun(agent):
     for number in range(ROUNDS):
         await asyncio.sleep(0)
         work(agent, number)
-        await agent.astep()
+        saved(await agent.astep())
         point()
     return "finished"
 
 
 if __name__ == "__main__":
     place, there, policy, how, seed, fatal = sys.argv[1:]
-    outside, begun = Path(there), Path(f"{there}.begun")
+    outside, begun, durable = Path(there), Path(f"{there}.begun"), Path(f"{there}.durable")
     points.monotonic = lambda: now_s
     store = holdfast.open(place)
     agent = store.agent("trip-7", when=POLICIES[policy])
