@@ -127,7 +127,8 @@ class Schedule:
 
     __slots__ = (
         "_cost_s", "_every_steps", "_failed_at_s", "_failures", "_floor_s", "_late_s", "_offset_s",
-        "_overdue_told", "_passed_s", "_saved_at_s", "_seen_at_s", "_steps", "_when", "earliest_s", "interval_s",
+        "_overdue_s", "_overdue_told", "_passed_s", "_saved_at_s", "_seen_at_s", "_steps", "_when", "earliest_s",
+        "interval_s",
     )  # fmt: skip
 
     def __init__(self, when: When, now_s: float, past: Past = Past()) -> None:
@@ -253,12 +254,9 @@ class Schedule:
 
     def overdue(self, now_s: float) -> float | None:
         """Seconds without a safe point, if they were too many: the first time that this is so, and then no more."""
-        when = self._when
-        limits = [OVERDUE_INTERVALS * when.every_s] if when.every_s is not None else []
-        limits += [max(OVERDUE_INTERVALS * self.interval_s, OVERDUE_MIN_S)] if when.adaptive else []
         self._pass(now_s)
         late_s = max(self._late_s, self._passed_s - self._seen_at_s)
-        if self._overdue_told or not limits or late_s <= min(limits):
+        if self._overdue_told or late_s <= self._overdue_s:
             return None
         self._overdue_told = True
         return late_s
@@ -267,6 +265,7 @@ class Schedule:
         """The interval from here on, and the earliest moment at which time may ask."""
         when = self._when
         every_s = when.every_s if when.every_s is not None else math.inf
+        self._overdue_s = OVERDUE_INTERVALS * every_s
         if not when.adaptive:
             self.interval_s = self.earliest_s = every_s
             return
@@ -275,6 +274,7 @@ class Schedule:
         best_s = max(math.sqrt(2.0 * self.cost_s / self.rate), self._floor_s)
         self.interval_s = min(max(best_s, when.min_s), when.max_s)
         self.earliest_s = min(max(self.interval_s / math.sqrt(2.0), when.min_s), every_s)
+        self._overdue_s = min(self._overdue_s, max(OVERDUE_INTERVALS * self.interval_s, OVERDUE_MIN_S))
 
     # -- time -------------------------------------------------------------------------------------------
 
