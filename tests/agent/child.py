@@ -28,7 +28,7 @@ def killed(original: Path, step: int, act: Callable[[Path], object]) -> Iterator
         shutil.copytree(original, path)
         died = dies(lambda path=path: act(path), at, *CHANGES, (os, "rename"), (os, "unlink"))
         with holdfast.open(path) as store:
-            store._db.packs.sweep_strays(store._db.view, store._db.engine, -1)  # as somebody does after an hour
+            store._db.sweep_strays(-1)  # as somebody does after an hour
             yield store
         shutil.rmtree(path)
         if not died:

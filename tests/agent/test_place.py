@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 
 import holdfast
 from holdfast.errors import StoreFailed
+from tests import warm
 from tests.conftest import unsaved
 
 
@@ -61,6 +63,24 @@ def test_a_store_that_is_not_at_its_path_any_more(tmp_path, happens, bulk, durab
         store.close()
     except StoreFailed:
         assert durability == "batched"  # which accepted it before
+
+
+def test_a_log_that_is_replaced_before_anything_is_written(tmp_path):
+    """What is written then would lie in a file that has no name, and be gone with this process."""
+    path = tmp_path / "store"
+    with holdfast.open(path) as store:
+        store.agent("x").checkpoint("one")
+    with holdfast.open(path) as store:
+        assert len(store.agent("x", readonly=True).log()) == 1
+        log_gone(path)
+        other = "import sys, holdfast; print(len(holdfast.open(sys.argv[1]).agents()))"
+        ended = warm.run([sys.executable, "-c", other, str(path)], capture_output=True, text=True, timeout=180)
+        assert ended.stdout == "1\n", ended.stderr
+        with pytest.raises(StoreFailed, match="nothing was written"):
+            store.agent("x")
+    with holdfast.open(path) as store:
+        assert store.agent("x").head.label == "one"
+        assert store.verify().ok
 
 
 def test_a_directory_that_comes_back(tmp_path):

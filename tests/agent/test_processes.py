@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager, suppress
 
@@ -12,9 +13,12 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreClosed, StorePoisoned
+from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreClosed, StorePoisoned, Unavailable
 from holdfast.store.database import open_database
+from holdfast.store.engine import Unsure
+from tests import warm
 from tests.agent.child import start
+from tests.conftest import unsaved
 from tests.lives import ask, end, line, stop_at_rest
 
 
@@ -394,6 +398,48 @@ def test_failed_flush_poisons_and_reopening_recovers(store_path, monkeypatch):
         agent.state["n"] = 3
         agent.checkpoint("goes on")
         assert again.verify().ok
+
+
+TAKES_OVER = """
+import sys, holdfast
+with holdfast.open(sys.argv[1]) as store:
+    agent = store.agent("a", takeover=True)
+    agent.state["seen"] = len(agent.state.get("big", b""))
+    agent.checkpoint("theirs")
+"""
+
+
+@unsaved
+@pytest.mark.parametrize("written", [True, False])
+def test_a_change_whose_answer_was_lost_may_be_built_upon_by_whoever_took_the_branch(store_path, monkeypatch, written):
+    """So nothing that it brought is taken away, and it is not said that it was not written."""
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.checkpoint("first")
+        engine, away = store._db.engine, []
+        real = engine.transaction
+
+        def transaction(*args):
+            if away:
+                raise Unavailable("the server cannot be reached")
+            away.append(True)
+            if written:
+                real(*args)
+            raise Unsure("the answer to COMMIT was lost")
+
+        monkeypatch.setattr(engine, "transaction", transaction)
+        agent.state["big"] = os.urandom(600_000)
+        with pytest.raises(Unavailable):
+            agent.checkpoint("mine")
+        warm.run([sys.executable, "-c", TAKES_OVER, str(store_path)], check=True, timeout=180)
+        monkeypatch.setattr(engine, "transaction", real)
+        with pytest.raises(Fenced):
+            agent.checkpoint("again")
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        assert [one.label for one in agent.log()] == ["theirs", *["mine"] * written, "first"]
+        assert agent.state["seen"] == len(agent.state.get("big", b"")) == 600_000 * written
+        assert store.verify().ok
 
 
 def test_threads_share_one_handle(store_path, rounds):

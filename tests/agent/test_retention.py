@@ -447,7 +447,7 @@ def test_a_writer_in_another_process_goes_on_and_so_do_other_retentions(store, s
     assert (len(agent.log()), len(agent.state["messages"])) == (1, 80)
     for id, state in states(store).items():
         assert known.get(id, state) == state
-    store._db.packs.sweep_strays(store._db.view, store._db.engine, 0)  # somebody read it as it was when these went
+    store._db.sweep_strays(0)  # somebody read it as it was when these went
     swept(store)
 
 

@@ -16,9 +16,10 @@ from holdfast.store.catalog import View
 from holdfast.store.changes import Change
 from holdfast.store.cipher import PLAIN, Keyed
 from holdfast.store.database import create_store
+from holdfast.store.engine import Refused
 from holdfast.store.files import Layout
 from holdfast.store.objects import Folder, Missing, open_objects
-from holdfast.store.packs import Packs, file_name
+from holdfast.store.packs import GRACE_S, Packs, file_name
 from holdfast.store.rows import chunk_digest
 from holdfast.store.sqlite import Sqlite
 from tests.lives import dies
@@ -62,6 +63,12 @@ class Both:
 
     def warm(self, pack):
         return self.packs.warm(self.view, self.engine, pack)
+
+    def sweep_strays(self, grace_s=GRACE_S):
+        def alone(work):
+            return self.engine.transaction(lambda tx: work(View(tx, self.view.cipher)))
+
+        return self.packs.sweep_strays(self.view, self.engine, alone, grace_s)
 
     def file(self, pack):
         return self.layout.packs / file_name(pack)
@@ -258,7 +265,7 @@ def test_a_place_that_is_away(far, proxy):
         far.chill(pack)
     proxy.how = lambda _method, _path: "500"
     assert far.read(second) == [second]
-    far.packs.sweep_strays(far.view, far.engine, 0)
+    far.sweep_strays(0)
     reader = far.packs.impatient()
     proxy.asked.clear()
     for pack in packs[:2]:
@@ -315,17 +322,24 @@ def test_only_what_nothing_names_is_swept(world):
     half.write_bytes(b"half")
     (world.layout.packs / "README").write_text("not ours")
     (world.cold._path / file_name(stray)).write_bytes(b"copied")
-    assert world.packs.sweep_strays(world.view, world.engine) == 0  # it may be about to be named
+    assert world.sweep_strays() == 0  # it may be about to be named
     with world.engine.moment():
-        assert world.packs.sweep_strays(world.view, world.engine, -1) == 0
+        assert world.sweep_strays(-1) == 0
         assert world.chill(here) is False  # in both places until somebody tries again
         assert world.read(b"here") == [b"here"]
-    assert world.packs.sweep_strays(world.view, world.engine, -1) == 3
+    assert world.sweep_strays(-1) == 3
     assert (world.layout.packs / "README").exists()
     assert world.read(value, b"here") == [value, b"here"]
     world.forget(cold)
-    assert world.packs.sweep_strays(world.view, world.engine, -1) == 1
+    assert world.sweep_strays(-1) == 1
     assert there(world) == {file_name(here)}
+
+
+def test_what_was_swept_before_it_was_named_cannot_be_named(world):
+    made = world.packs.write([(chunk_digest(b"x"), b"x")])
+    assert world.sweep_strays(-1) == 1  # by somebody whose clock is ahead, or who waited for an hour
+    with pytest.raises(Refused, match="deleted before anything named it"):
+        world.engine.transaction(lambda tx: Change(tx, world.view.cipher).put_pack(made))
 
 
 # -- killed -----------------------------------------------------------------------------------------------------
@@ -358,7 +372,7 @@ def test_killed_at_any_point_of_a_move(tmp_path, do):
         assert world.read(value) == [value]
         assert getattr(world, do)(pack)
         assert world.read(value) == [value]
-        world.packs.sweep_strays(world.view, world.engine, -1)
+        world.sweep_strays(-1)
         assert world.file(pack).exists() == (do == "warm")
         assert there(world) == ({file_name(pack)} if do == "chill" else set())
         world.engine.close()

@@ -312,7 +312,7 @@ def collect(db: Database, pace: Pace = at_once) -> None:
     _delete_files(db, alone(db, _drop_packs))
     _delete_files(db, _rewrite_packs(db, pace))
     if pace is at_once:  # whoever works in the background leaves a slow or distant place alone
-        db.packs.sweep_strays(db.view, db.engine)
+        db.sweep_strays()
     db.change(partial(_forget_hint, hint=hint))
     while db.writers.apart(lambda: db.engine.reclaim(log=pace is at_once)):
         pace()

@@ -378,7 +378,7 @@ class Commits:
 
         By a change, which waits for one that is still being committed, and is refused when we are fenced.
         """
-        firm = self._now.firm
+        firm, last = self._now.firm, pending.tried or pending
 
         def look(change: Change) -> Branch:
             change.guard(firm.b, firm.generation)
@@ -386,10 +386,13 @@ class Commits:
 
         try:
             row = self._db.change(look, firm.b)
-        except Refused as error:
-            self._drop(error)
+        except Refused as error:  # somebody has taken the branch: after this was written, perhaps
+            point = self._db.view.find(last.id) if last.captured is not None else None
+            if point is not None:
+                self._written(pending, last.tip._replace(head=point.n))
+            else:
+                self._drop(error, unknown=True)
             return
-        last = pending.tried or pending
         there = row.id == last.id if last.captured is not None else row.chain == last.tip.chain
         if there:
             self._written(pending, row)
@@ -405,15 +408,15 @@ class Commits:
                 return False
         return (row.generation, row.head, row.line) == (firm.generation, firm.head, firm.line)
 
-    def _drop(self, error: BaseException, since: int = 0) -> tuple[Pending, ...]:
+    def _drop(self, error: BaseException, since: int = 0, *, unknown: bool = False) -> tuple[Pending, ...]:
         """What is pending, ``since`` that place, will not be written. The document keeps it for the next capture.
 
         Where the reason passes, what was accepted is tried again, with all that it stands on. Whoever waited for some
-        of that is told so. Returns what is dropped for good.
+        of that is told so. Returns what is dropped for good. ``unknown``: some of it may be written all the same.
         """
         now = self._now
         if isinstance(error, Refused):
-            error = fenced(now.firm, self._db.view.branch_at(now.firm.b))
+            error = fenced(now.firm, self._db.view.branch_at(now.firm.b), unknown=unknown)
         end = since
         if isinstance(error, PASSING):
             end = max([since, *(at + 1 for at, one in enumerate(now.pending) if one.accepted)])
@@ -426,8 +429,8 @@ class Commits:
             one.job = Job(one.job.work, lazy=True, size_bytes=one.job.size_bytes) if one.job is not None else None
         kept, dropped = now.pending[:end], now.pending[end:]
         for one in dropped:
-            if isinstance(error, HoldfastError) and not isinstance(error, StorePoisoned):
-                self._discard(one)
+            if isinstance(error, HoldfastError) and not (unknown or isinstance(error, StorePoisoned)):
+                self._discard(one)  # of others nobody knows who names it by now
             one.error = one.error or error
         captures = [one.captured for one in dropped if one.captured is not None]
         if captures:
@@ -535,10 +538,11 @@ def _on_stack(wanted: FrameType) -> bool:
     return False
 
 
-def fenced(mine: Branch, there: Branch) -> Fenced:
+def fenced(mine: Branch, there: Branch, *, unknown: bool = False) -> Fenced:
     taken = there.generation != mine.generation
     why = "another process has taken it over" if taken else "it was moved meanwhile"
+    done = "the history shows whether its last change was written" if unknown else "nothing was written"
     return Fenced(
-        f"this process may no longer write branch {mine.name!r}: {why}; nothing was written",
+        f"this process may no longer write branch {mine.name!r}: {why}; {done}",
         hint="Open the agent again to go on from what is there.",
     )

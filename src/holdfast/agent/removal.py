@@ -402,7 +402,7 @@ def clear(db: Database, choose: Choose, pace: Pace = at_once, then: Callable[[],
         except Damaged as error:  # what cannot be read might name anything: so nothing is known to be waste
             log.warning("the room of what was let go in %s cannot be used again: %s", db.place, error)
     elif pace is at_once:
-        db.packs.sweep_strays(db.view, db.engine)  # those of a place that was away the last time
+        db.sweep_strays()  # those of a place that was away the last time
     return plan
 
 

@@ -118,7 +118,7 @@ def _moved(
         except Damaged as error:
             damaged.append(error)
         progress("packs", done, len(chosen))
-    store._db.packs.sweep_strays(store._db.view, store._db.engine)
+    store._db.sweep_strays()
     if damaged:
         raise damaged[0]
     return Tiering(place, len(moved), sum(chosen[pack] for pack in moved), done=True)

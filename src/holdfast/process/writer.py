@@ -35,7 +35,6 @@ from holdfast.codec.tracked import GONE, Node
 from holdfast.errors import ForkLost, ForkRefused
 from holdfast.process import fork
 from holdfast.store import copies
-from holdfast.store.changes import NewPack
 from holdfast.store.manifest import Manifest, identity
 from holdfast.store.rows import Branch
 
@@ -298,7 +297,7 @@ def _pending(report: _Report, writer: BranchWriter, firm: Branch) -> Pending:
     )  # fmt: skip
     made.sealed, made.captured = report.sealed, Captured({})
     if report.pack is not None:
-        made.packed = NewPack(*report.pack)
+        made.packed = writer._db.packs.made(*report.pack)
         made.pack = made.packed.uuid
     made.named, made.chunks_named = frozenset(report.named), frozenset(report.chunks)
     made.guard = writer._guard() if writer._guard is not None else None

@@ -123,11 +123,15 @@ class Said(NamedTuple):
 
 
 class NewPack(NamedTuple):
-    """A pack that is durable and not yet in a row: its chunks as (digest, start, length, stored)."""
+    """A pack that is durable and not yet in a row: its chunks as (digest, start, length, stored).
+
+    ``there`` tells whether it still is: by the clock of whoever sweeps it may have been forgotten by its maker.
+    """
 
     uuid: bytes
     size: int
     chunks: Sequence[tuple[bytes, int, int, int]]
+    there: Callable[[], bool] | None = None
 
 
 class NewCheckpoint(NamedTuple):
@@ -396,6 +400,9 @@ class Change(View):
             raise Refused("something that is named is not in the store any more; nothing was written")
 
     def put_pack(self, pack: NewPack) -> None:
+        self.tx.naming()
+        if pack.there is not None and not pack.there():
+            raise Refused("a pack was taken for a stray and deleted before anything named it; nothing was written")
         p = self._number("pack")
         self.put("pack", p, pack.uuid, pack.size)
         for name, start, length, stored in sorted(pack.chunks):

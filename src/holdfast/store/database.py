@@ -47,7 +47,7 @@ from holdfast.store.files import Layout
 from holdfast.store.keys import Secret
 from holdfast.store.leases import FileLeases
 from holdfast.store.objects import Folder, Rows, location, open_objects
-from holdfast.store.packs import Packs
+from holdfast.store.packs import GRACE_S, Packs
 from holdfast.store.sqlite import Sqlite, SqliteTx
 from holdfast.store.tables import APPLICATION_ID, FORMAT_VERSION, check_version, ddl
 from holdfast.store.witness import Witness
@@ -270,6 +270,15 @@ class Database:
     def own(self, change: Change) -> None:
         """The packs that lie elsewhere are these files' or tables' from now on: a copy of them must not delete any."""
         change.set_fact(HOME, self.engine.identity())
+
+    def sweep_strays(self, grace_s: float = GRACE_S) -> int:
+        """Delete packs that nothing names, and that have lain somewhere for so long; returns how many."""
+
+        def at_once(work: Callable[[View], bool]) -> bool:
+            return work(self.view)  # whoever names something on a server waits for the end of ``sweeping``
+
+        alone = self.change if isinstance(self.engine, Sqlite) else at_once
+        return self.packs.sweep_strays(self.view, self.engine, alone, grace_s)
 
     def flush(self, wait_s: float | None = None) -> None:
         """Return when everything that was handed over is durable; raises if nothing can be any more."""

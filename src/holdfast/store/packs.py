@@ -125,7 +125,11 @@ class Packs:
         pack = uuid4().bytes
         rows: list[tuple[bytes, int, int, int]] = []
         size = self.here.put(file_name(pack), self._pieces(pack, chunks, rows, proven=proven))
-        return NewPack(pack, size, rows)
+        return self.made(pack, size, rows)
+
+    def made(self, pack: bytes, size: int, rows: Sequence[tuple[bytes, int, int, int]]) -> NewPack:
+        """A pack that lies here, for the transaction that names it."""
+        return NewPack(pack, size, rows, lambda: self.here.size(file_name(pack)) == size)
 
     def _pieces(
         self,
@@ -406,10 +410,13 @@ class Packs:
 
     # -- what nothing names ---------------------------------------------------------------------------------
 
-    def sweep_strays(self, view: View, engine: Engine, grace_s: float = GRACE_S) -> int:
+    def sweep_strays(
+        self, view: View, engine: Engine, alone: Callable[[Callable[[View], bool]], bool], grace_s: float
+    ) -> int:
         """Delete what processes that died have left behind in both places, and packs whose rows are gone.
 
-        Nothing while somebody has a moment open that may still see their rows. Returns how many went.
+        Nothing while somebody has a moment open that may still see their rows. Returns how many went. ``alone`` does
+        something while nobody names anything.
         """
         gone = 0
         old = self._old(grace_s)
@@ -418,8 +425,7 @@ class Packs:
             for place, name in old if free else ():
                 if name not in named:
                     with suppress(ColdPlaceMissing):
-                        place.delete(name)
-                        gone += 1
+                        gone += alone(partial(_delete_stray, place, name))
         return gone
 
     def _old(self, grace_s: float) -> list[tuple[Objects, str]]:
@@ -430,6 +436,15 @@ class Packs:
                 names = [name for name, age in place.names() if age > grace_s]
                 found += [(place, name) for name in names if name.startswith(TEMPORARY) or _pack_of(name)]
         return found
+
+
+def _delete_stray(place: Objects, name: str, view: View) -> bool:
+    """Unless it has been named meanwhile. Whoever is about to name it will find that it is gone."""
+    pack = _pack_of(name)
+    if pack is not None and view.rows("pack", "WHERE uuid = ?", (pack,)):
+        return False
+    place.delete(name)
+    return True
 
 
 def _drop(engine: Engine, name: str, size: int, at: Objects, *, other: Objects) -> bool:

@@ -253,11 +253,15 @@ class Sqlite:
         self._reader = self._connect(readonly=True)
         self._catalog_path, self._log_path = str(layout.catalog), str(layout.wal)
         self._catalog = _look(self._catalog_path)  # device and inode
-        self._log: tuple[int, int] | None = None  # of the log, from the first commit on
+        self._log: tuple[int, int] | None = None  # of the log that our connections have open
         if readonly:
             return
+        before = _look(self._log_path)
         self._writer = self._connect(readonly=False)
         self._direct = self._connect(readonly=False)
+        self._log = _look(self._log_path)  # before the first commit: whoever replaces it later puts that elsewhere
+        if before not in {None, self._log}:
+            raise _gone(self._log_path)
         self._direct.set_busy_timeout(0)
         self._direct_execute = self._direct.cursor().execute
         self._not_before = 0.0
