@@ -93,14 +93,6 @@ def cuts(item: bytes) -> bool:
     return crc32(item) * LEAF_TARGET_BYTES < len(item) << 32
 
 
-class _Bounds(dict[int, int]):
-    """By the size of an item: a leaf ends after it if its sum is below this."""
-
-    def __missing__(self, size: int) -> int:
-        self[size] = bound = -(-(size << 32) // LEAF_TARGET_BYTES)
-        return bound
-
-
 def first_cut(items: list[bytes], start: int, stop: int, quiet: Sequence[tuple[int, int]]) -> int:
     """Where the first of these items stands that ``cuts``; ``stop`` if none does. Those in ``quiet`` runs do not."""
     for begin, end in quiet:
@@ -113,14 +105,14 @@ def first_cut(items: list[bytes], start: int, stop: int, quiet: Sequence[tuple[i
 
 
 def _first_cut(items: list[bytes], start: int, stop: int) -> int:
-    some, bounds = items[start:stop], _Bounds()
+    some, target = items[start:stop], LEAF_TARGET_BYTES
     sums: Iterable[int] = map(crc32, some)
     if len(some) > _MANY:  # tiny ones: mostly none of them cuts, which is seen at once
         sums = list(sums)
-        if min(sums) >= bounds[max(map(len, some))]:
+        if min(sums) * target >= max(map(len, some)) << 32:
             return stop
     for at, (crc, size) in enumerate(zip(sums, map(len, some), strict=True), start):
-        if crc < bounds[size]:
+        if crc * target >> 32 < size:  # as ``cuts`` says it, in smaller numbers
             return at
     return stop
 

@@ -8,6 +8,7 @@ hunks, so they cannot disagree; a capture that fails has changed nothing but mar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from ormsgpack import Ext, Fragment, packb
@@ -186,10 +187,11 @@ class Capture:
             old = told.part(old_start, old_stop, self.fetch)
             datas: Sequence[bytes | None] = ()
             if marks.carried:  # what was told of children that have only changed places since
-                told_as = {
-                    key: old[place - old_start] for key, place in marks.carried.items() if old_start <= place < old_stop
-                }
-                datas = list(map(told_as.get, map(id, list.__getitem__(node, slice(start, stop)))))
+                here = map(id, list.__getitem__(node, slice(start, stop)))
+                datas = [
+                    old[place - old_start] if old_start <= place < old_stop else None
+                    for place in map(marks.carried.get, here, repeat(-1))
+                ]
             elif stop == len(node) and len(marks.tail) <= stop - start:
                 datas = marks.tail
             new = self._items(node, start, stop, datas)
