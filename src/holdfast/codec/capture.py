@@ -465,23 +465,25 @@ def appended_items(node: Any, told: Tree) -> list[bytes] | None:
     if marks is None or marks is True or marks.all or marks.kids or len(marks.regions) != 1 or node._told is not told:
         return None
     start, stop, old_start, old_stop = marks.regions[0]
-    tail: list[Any] = marks.tail.copy()
-    values = list.__getitem__(node, slice(start, None))
+    tail, values = marks.tail, list.__getitem__(node, slice(start, None))
     if not start == old_start == old_stop == told.count or not stop - start == len(tail) == len(values):
         return None
-    for at, (value, data) in enumerate(zip(values, tail, strict=True)):
+    found: list[bytes] = []
+    for at, value in enumerate(values):
+        data = tail[at]
         if data is None:
             if type(value) not in FLAT:
                 return None
             try:
-                data = tail[at] = packb(value, None, OPTION)  # noqa: PLW2901 - it is known now
+                data = packb(value, None, OPTION)
             except TypeError:
                 return None
         elif isinstance(value, Node) and (value._up is not node or value._marks is not None):
             return None
         if len(data) > blocks.INLINE_MAX_BYTES or names_tree(data):
             return None
-    return tail
+        found.append(data)
+    return found
 
 
 def _start(hunk: Hunk) -> int:

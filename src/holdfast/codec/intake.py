@@ -22,7 +22,7 @@ from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.codec.containers import wrap
 from holdfast.codec.dicts import LazyDict, TrackedDict
 from holdfast.codec.lists import LazyList
-from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
+from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
 from holdfast.codec.values import encode, is_immutable, is_key
 from holdfast.codec.wire import MAX_DEPTH, OPTION, SCALARS
 from holdfast.errors import DetachedChange, HoldfastError, ReadOnly, StoreBusy, Unencodable, format_path
@@ -108,10 +108,10 @@ class Intake:
         if type(value) is dict and not leaving:
             # A dict of texts to scalars, as most are: its copy need not go through bytes.
             own = value.copy()  # first, because another thread may be changing it
-            if SCALARS.issuperset(map(type, own.values())) and TEXT.issuperset(map(type, own)):
+            if SCALARS.issuperset(map(type, own.values())):
                 try:
                     data = packb(own, None, OPTION)
-                except TypeError:  # a lone surrogate, or an integer without end
+                except TypeError:  # a key that is no text, a lone surrogate, or an integer without end
                     data = b""
                 if 0 < len(data) <= INLINE_MAX_BYTES and self._depth(holder) + 2 < MAX_DEPTH:
                     node: Any = TrackedDict(own)

@@ -479,8 +479,13 @@ def is_apart(name: str) -> bool:
 
 def digests(sections: Sections) -> list[tuple[str, bytes]]:
     """Section digests, in order; those of other layers come last, by their names."""
-    found = [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
-    if any(map(is_apart, sections)):
+    found: list[tuple[str, bytes]] = []
+    apart = False
+    for name, one in sections.items():
+        found.append((name, _digest(one)))
+        if name[:1] == APART:
+            apart = True
+    if apart:
         found.sort(key=lambda one: one[0] if is_apart(one[0]) else "")
     return found
 
