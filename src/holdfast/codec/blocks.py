@@ -311,17 +311,26 @@ def _regroup(
         position -= 1
         end -= old[position].span
         borders[end] = position
-    for at in range(run, size):
-        closed = index_closes(at + 1 - run, children[at].digest)
-        if closed or at + 1 == size:
-            part = children[run : at + 1]
-            count = sum([child.count for child in part])
-            made.append(Index(node_digest(index_node(kind, level, part)), len(part), count))
-            run = at + 1
-            if closed and run in borders:
-                made += old[borders[run] :]
-                return made, kept, len(old) - borders[run]
+    while run < size:
+        stop = _index_end(children, run)
+        part = children[run:stop]
+        count = sum([child.count for child in part])
+        made.append(Index(node_digest(index_node(kind, level, part)), len(part), count))
+        run = stop
+        if run in borders:
+            made += old[borders[run] :]
+            return made, kept, len(old) - borders[run]
     return made, kept, 0
+
+
+def _index_end(children: Sequence[Any], start: int) -> int:
+    """Where an index node ends that begins with this child: ``index_closes`` for one after the other, in a hurry."""
+    stop = min(start + INDEX_MAX_ENTRIES, len(children))
+    bound = INDEX_CUT_BELOW.to_bytes(4, "big")  # a digest is below it if its first four bytes are
+    for at in range(start + INDEX_MIN_ENTRIES - 1, stop):
+        if children[at].digest < bound:
+            return at + 1
+    return stop
 
 
 def _grown_index(kind: bytes, level: int, children: Sequence[Any], run: int, old: Index) -> Index:

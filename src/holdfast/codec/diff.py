@@ -180,7 +180,7 @@ def values_of(code: int, args: tuple[Any, ...]) -> Iterable[bytes]:
 def _arranged(count: int, hunks: list[Hunk]) -> Relative | None:
     """One arrangement instead, when much of what comes is what goes, in another order."""
     gone = [item for hunk in reversed(hunks) for item in reversed(hunk.old)]
-    if not gone:
+    if not gone or (len(gone) == len(hunks) == len(hunks[0].items) == 1):  # nothing comes; one item is another
         return None
     places = [place for hunk in reversed(hunks) for place in reversed(range(hunk.start, hunk.stop))]
     free = dict(zip(gone, places, strict=True))  # where each item that goes was; first where it was first
