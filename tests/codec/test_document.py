@@ -47,6 +47,20 @@ def saved(state, memory, *, seal=False):
 # -- ownership -----------------------------------------------------------------------------------------------
 
 
+def test_keys_of_an_appended_dict_are_kept_as_they_are_or_refused(state, memory):
+    class Name(str):
+        __slots__ = ()
+
+    state["x"] = []
+    saved(state, memory)
+    keys = [1, True, None, 1.5, b"k", "\ud800"]
+    for key in keys:
+        state["x"].append({key: 1})
+    with pytest.raises(Unencodable, match="subclass of str"):
+        state["x"].append({Name("k"): 1})
+    assert [repr(*item) for item in saved(state, memory)["x"]] == list(map(repr, keys))
+
+
 def test_what_is_put_in_is_taken_by_value(state):
     mine = {"list": [1], "note": Note("a")}
     state["x"] = mine
