@@ -445,6 +445,23 @@ def test_a_node_put_twice_into_one_operation_is_moved_once(state, memory):
     assert saved(state, memory) == state
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_part_of_a_detached_container_does_not_bring_along_what_was_taken_out_of_it(inside, state, memory):
+    state["x"] = {"m": {"a": {"z": 1}}}
+    middle = state["x"]["m"]
+    inner = middle["a"]
+    del state["x"]
+    state["b"] = inner
+    if inside:
+        inner["m"] = middle
+        assert plain(state) == {"b": {"z": 1, "m": {"a": {"z": 1}}}}
+    else:
+        state["c"] = middle
+        state["c"]["a"]["z"] = 2
+        assert plain(state) == {"b": {"z": 1}, "c": {"a": {"z": 2}}}
+    assert plain(saved(state, memory)) == plain(state)
+
+
 def test_parts_of_a_detached_container_live_in_one_place(state, memory):
     state["a"] = {"inner": [1]}
     outer = state.pop("a")

@@ -235,14 +235,14 @@ class Intake:
         if node._doc is not self._doc or top._up is not None or top is outermost:
             return self.copied(node, holder, at)
         encode(node, self.registry, depth=self._depth(holder) + 1)  # it may be nested too deep there
+        if top._at is GONE:
+            self._reclaim(node)
         if node is not top:
-            top._at = GONE  # something was taken out of it: should it come back, it has to be looked through
+            top._at = GONE  # something was taken out of it: what comes back of it has to be looked through
             above = node._up
             while isinstance(above, Node):
                 above._doubt()
                 above = above._up
-        elif node._at is GONE:
-            self._reclaim(node)
         self._move(node, holder, at, change)
         return node
 
