@@ -64,6 +64,24 @@ def test_a_reversed_list_is_one_arrangement():
     assert len(str(only)) < 200
 
 
+def test_equal_items_of_a_list_in_another_order_are_one_arrangement():
+    items = [f"{number % 7} " + "x" * 100 for number in range(200)] + [f"one {number}" for number in range(3)]
+    shuffled = items.copy()
+    random.Random(3).shuffle(shuffled)
+    (only,) = lead({"a": items}, {"a": shuffled})
+    assert only.code == op.ARRANGE
+    places = [start + at * step for start, count, step in only.args[0] for at in range(count)]
+    assert sorted(places) == list(range(len(items)))
+
+
+def test_more_of_an_item_than_there_was_is_written_only_where_it_is_new():
+    items = ["x" * 300, "y" * 300, "z" * 300, "x" * 300]
+    more = ["x" * 300, "z" * 300, "x" * 300, "x" * 300, "y" * 300]
+    (only,) = lead({"a": items}, {"a": more})
+    assert only.code == op.ARRANGE
+    assert [len(piece) for piece in only.args[0]].count(1) == 1
+
+
 def test_big_lists_are_compared_by_leaf():
     items = [{"n": number, "t": f"{number} " + "x" * 300} for number in range(5_000)]
     changed = copy.deepcopy(items)

@@ -47,6 +47,20 @@ def saved(state, memory, *, seal=False):
 # -- ownership -----------------------------------------------------------------------------------------------
 
 
+def test_keys_of_an_appended_dict_are_kept_as_they_are_or_refused(state, memory):
+    class Name(str):
+        __slots__ = ()
+
+    state["x"] = []
+    saved(state, memory)
+    keys = [1, True, None, 1.5, b"k", "\ud800"]
+    for key in keys:
+        state["x"].append({key: 1})
+    with pytest.raises(Unencodable, match="subclass of str"):
+        state["x"].append({Name("k"): 1})
+    assert [repr(*item) for item in saved(state, memory)["x"]] == list(map(repr, keys))
+
+
 def test_what_is_put_in_is_taken_by_value(state):
     mine = {"list": [1], "note": Note("a")}
     state["x"] = mine
@@ -429,6 +443,23 @@ def test_a_node_put_twice_into_one_operation_is_moved_once(state, memory):
     node["n"] = 2
     assert plain(state)["l"] == [{"n": 2}, {"n": 1}, [{"n": 1}]]
     assert saved(state, memory) == state
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_part_of_a_detached_container_does_not_bring_along_what_was_taken_out_of_it(inside, state, memory):
+    state["x"] = {"m": {"a": {"z": 1}}}
+    middle = state["x"]["m"]
+    inner = middle["a"]
+    del state["x"]
+    state["b"] = inner
+    if inside:
+        inner["m"] = middle
+        assert plain(state) == {"b": {"z": 1, "m": {"a": {"z": 1}}}}
+    else:
+        state["c"] = middle
+        state["c"]["a"]["z"] = 2
+        assert plain(state) == {"b": {"z": 1}, "c": {"a": {"z": 2}}}
+    assert plain(saved(state, memory)) == plain(state)
 
 
 def test_parts_of_a_detached_container_live_in_one_place(state, memory):

@@ -93,14 +93,6 @@ def cuts(item: bytes) -> bool:
     return crc32(item) * LEAF_TARGET_BYTES < len(item) << 32
 
 
-class _Bounds(dict[int, int]):
-    """By the size of an item: a leaf ends after it if its sum is below this."""
-
-    def __missing__(self, size: int) -> int:
-        self[size] = bound = -(-(size << 32) // LEAF_TARGET_BYTES)
-        return bound
-
-
 def first_cut(items: list[bytes], start: int, stop: int, quiet: Sequence[tuple[int, int]]) -> int:
     """Where the first of these items stands that ``cuts``; ``stop`` if none does. Those in ``quiet`` runs do not."""
     for begin, end in quiet:
@@ -113,14 +105,14 @@ def first_cut(items: list[bytes], start: int, stop: int, quiet: Sequence[tuple[i
 
 
 def _first_cut(items: list[bytes], start: int, stop: int) -> int:
-    some, bounds = items[start:stop], _Bounds()
+    some, target = items[start:stop], LEAF_TARGET_BYTES
     sums: Iterable[int] = map(crc32, some)
     if len(some) > _MANY:  # tiny ones: mostly none of them cuts, which is seen at once
         sums = list(sums)
-        if min(sums) >= bounds[max(map(len, some))]:
+        if min(sums) * target >= max(map(len, some)) << 32:
             return stop
     for at, (crc, size) in enumerate(zip(sums, map(len, some), strict=True), start):
-        if crc < bounds[size]:
+        if crc * target >> 32 < size:  # as ``cuts`` says it, in smaller numbers
             return at
     return stop
 
@@ -319,17 +311,26 @@ def _regroup(
         position -= 1
         end -= old[position].span
         borders[end] = position
-    for at in range(run, size):
-        closed = index_closes(at + 1 - run, children[at].digest)
-        if closed or at + 1 == size:
-            part = children[run : at + 1]
-            count = sum([child.count for child in part])
-            made.append(Index(node_digest(index_node(kind, level, part)), len(part), count))
-            run = at + 1
-            if closed and run in borders:
-                made += old[borders[run] :]
-                return made, kept, len(old) - borders[run]
+    while run < size:
+        stop = _index_end(children, run)
+        part = children[run:stop]
+        count = sum([child.count for child in part])
+        made.append(Index(node_digest(index_node(kind, level, part)), len(part), count))
+        run = stop
+        if run in borders:
+            made += old[borders[run] :]
+            return made, kept, len(old) - borders[run]
     return made, kept, 0
+
+
+def _index_end(children: Sequence[Any], start: int) -> int:
+    """Where an index node ends that begins with this child: ``index_closes`` for one after the other, in a hurry."""
+    stop = min(start + INDEX_MAX_ENTRIES, len(children))
+    bound = INDEX_CUT_BELOW.to_bytes(4, "big")  # a digest is below it if its first four bytes are
+    for at in range(start + INDEX_MIN_ENTRIES - 1, stop):
+        if children[at].digest < bound:
+            return at + 1
+    return stop
 
 
 def _grown_index(kind: bytes, level: int, children: Sequence[Any], run: int, old: Index) -> Index:

@@ -8,6 +8,7 @@ hunks, so they cannot disagree; a capture that fails has changed nothing but mar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from ormsgpack import Ext, Fragment, packb
@@ -186,10 +187,11 @@ class Capture:
             old = told.part(old_start, old_stop, self.fetch)
             datas: Sequence[bytes | None] = ()
             if marks.carried:  # what was told of children that have only changed places since
-                told_as = {
-                    key: old[place - old_start] for key, place in marks.carried.items() if old_start <= place < old_stop
-                }
-                datas = list(map(told_as.get, map(id, list.__getitem__(node, slice(start, stop)))))
+                here = map(id, list.__getitem__(node, slice(start, stop)))
+                datas = [
+                    old[place - old_start] if old_start <= place < old_stop else None
+                    for place in map(marks.carried.get, here, repeat(-1))
+                ]
             elif stop == len(node) and len(marks.tail) <= stop - start:
                 datas = marks.tail
             new = self._items(node, start, stop, datas)
@@ -463,23 +465,25 @@ def appended_items(node: Any, told: Tree) -> list[bytes] | None:
     if marks is None or marks is True or marks.all or marks.kids or len(marks.regions) != 1 or node._told is not told:
         return None
     start, stop, old_start, old_stop = marks.regions[0]
-    tail: list[Any] = marks.tail.copy()
-    values = list.__getitem__(node, slice(start, None))
+    tail, values = marks.tail, list.__getitem__(node, slice(start, None))
     if not start == old_start == old_stop == told.count or not stop - start == len(tail) == len(values):
         return None
-    for at, (value, data) in enumerate(zip(values, tail, strict=True)):
+    found: list[bytes] = []
+    for at, value in enumerate(values):
+        data = tail[at]
         if data is None:
             if type(value) not in FLAT:
                 return None
             try:
-                data = tail[at] = packb(value, None, OPTION)  # noqa: PLW2901 - it is known now
+                data = packb(value, None, OPTION)
             except TypeError:
                 return None
         elif isinstance(value, Node) and (value._up is not node or value._marks is not None):
             return None
         if len(data) > blocks.INLINE_MAX_BYTES or names_tree(data):
             return None
-    return tail
+        found.append(data)
+    return found
 
 
 def _start(hunk: Hunk) -> int:

@@ -146,18 +146,21 @@ def live(doc: Any, tree: Tree, raw: Sequence[bytes] | None, up: Any) -> Any:
         value = parts[0]
         return wrap(value, doc, up) if type(value) in RAW else value
     node: Any
+    content = parts if tree.kind == LIST else parts[1::2] if tree.kind == DICT else ()
+    kinds = set(map(type, content))
+    flat = FLAT.issuperset(kinds)
     if tree.kind == LIST:
-        node = TrackedList(parts) if FLAT.issuperset(map(type, parts)) else LazyList(parts)
+        node = TrackedList(parts) if flat else LazyList(parts)
     elif tree.kind == DICT:
-        content = dict(zip(parts[::2], parts[1::2], strict=True))
-        node = TrackedDict(content) if FLAT.issuperset(map(type, parts[1::2])) else LazyDict(content)
+        pairs = dict(zip(parts[::2], content, strict=True))
+        node = TrackedDict(pairs) if flat else LazyDict(pairs)
     else:
         node = TrackedSet(parts)
     if len(node) != tree.count:
         raise CorruptValue("a stored dict or set has one key or item twice")
     node._init(doc, up)
     node._told = tree
-    if node._lazy:
+    if not kinds.isdisjoint(LIVE):
         for key, child in node._pairs():
             if isinstance(child, Node):
                 child._up, child._at = node, key

@@ -246,12 +246,11 @@ class OpenDict(GuardedDict):
 
 def wrap_dict(raw: dict[Any, Any], doc: Any, up: Any, at: Any = None) -> TrackedDict:
     """A tracked dict with the content of a raw one, which is the document's own."""
-    kind = TrackedDict
+    node = TrackedDict(raw)  # before anybody looks at the values one by one: the copy fetches them all at once
     for value in raw.values():  # most have few, and a set of their types costs more than this
         if type(value) not in FLAT:
-            kind = LazyDict
+            node.__class__ = LazyDict
             break
-    node = kind(raw)
     node._doc, node._up, node._at = doc, up, at
     node._told = node._marks = None
     return node

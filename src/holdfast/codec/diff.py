@@ -129,7 +129,7 @@ class Differ:
 
     def _list(self, count: int, hunks: list[Hunk]) -> list[Relative]:
         arranged = _arranged(count, hunks)
-        if arranged is not None and 2 * cost([arranged]) < sum([len(item) for hunk in hunks for item in hunk.items]):
+        if arranged is not None and 2 * cost([arranged]) < sum([sum(map(len, hunk.items)) for hunk in hunks]):
             return [arranged]
         ops: list[Relative] = []
         shift = 0
@@ -179,29 +179,40 @@ def values_of(code: int, args: tuple[Any, ...]) -> Iterable[bytes]:
 
 def _arranged(count: int, hunks: list[Hunk]) -> Relative | None:
     """One arrangement instead, when much of what comes is what goes, in another order."""
-    free: dict[bytes, list[int]] = {}  # where each item that goes was, the first place last
-    for hunk in reversed(hunks):
-        for place, item in zip(range(hunk.stop - 1, hunk.start - 1, -1), reversed(hunk.old), strict=True):
-            free.setdefault(item, []).append(place)
-    if not free:
+    gone = [item for hunk in reversed(hunks) for item in reversed(hunk.old)]
+    if not gone or (len(gone) == len(hunks) == len(hunks[0].items) == 1):  # nothing comes; one item is another
         return None
-    pieces: list[Any] = []
-    at = saved = 0
+    places = [place for hunk in reversed(hunks) for place in reversed(range(hunk.start, hunk.stop))]
+    free = dict(zip(gone, places, strict=True))  # where each item that goes was; first where it was first
+    take = free.pop if len(free) == len(gone) else _takes(free, gone, places)
+    pieces: list[tuple[Any, ...]] = []
+    at = come = 0
     for hunk in hunks:
         if hunk.start > at:
-            pieces.append([at, hunk.start - at, 1])
-        for item in hunk.items:
-            places = free.get(item)
-            if places:
-                op.add_piece(pieces, places.pop())
-                saved += len(item)
-            else:
-                pieces.append([item])
+            pieces.append((at, hunk.start - at, 1))
+        pieces += op.pieces_of(map(take, hunk.items, hunk.items))
+        come += sum(map(len, hunk.items))
         at = hunk.stop
     if at < count:
-        pieces.append([at, count - at, 1])
-    # Tuples of numbers are no burden to the garbage collector.
-    return (op.ARRANGE, (), (list(map(tuple, pieces)),)) if saved >= _ARRANGE_SAVES else None
+        pieces.append((at, count - at, 1))
+    made = op.ARRANGE, (), (pieces,)
+    return made if come - sum(map(len, values_of(op.ARRANGE, (pieces,)))) >= _ARRANGE_SAVES else None
+
+
+def _takes(free: dict[bytes, int], gone: list[bytes], places: list[int]) -> Callable[[bytes, bytes], int | bytes]:
+    """``free.pop``, where some items were in more places than one."""
+    others: dict[bytes, list[int]] = {}
+    for item, place in zip(gone, places, strict=True):
+        if free[item] != place:
+            others.setdefault(item, []).append(place)
+
+    def take(item: bytes, default: bytes) -> int | bytes:
+        place = free.pop(item, default)
+        if others.get(item):
+            free[item] = others[item].pop()
+        return place
+
+    return take
 
 
 # -- alignment ----------------------------------------------------------------------------------------------------
@@ -263,7 +274,7 @@ def _in_their_places(old: list[bytes], new: list[bytes]) -> list[Span] | None:
 def _rearranged(old: list[bytes], new: list[bytes]) -> bool:
     """Whether the items are the same in another order."""
     now = set(map(id, new))  # often they are the very same objects
-    return (len(now) == len(new) and now == set(map(id, old))) or sorted(old) == sorted(new)
+    return (len(now) == len(old) and not now.difference(map(id, old))) or sorted(old) == sorted(new)
 
 
 def _differing(old: Opened, new: Opened) -> list[Hunk]:

@@ -21,7 +21,7 @@ from holdfast.codec.blocks import DICT, LIST, Leaf
 from holdfast.codec.capture import Capture, appended_items, lacking
 from holdfast.codec.containers import live, wrap
 from holdfast.codec.contents import named
-from holdfast.codec.dicts import TrackedDict
+from holdfast.codec.dicts import LazyDict, TrackedDict
 from holdfast.codec.diff import Differ, pair_hunks
 from holdfast.codec.intake import Intake, Originals, attached
 from holdfast.codec.operations import Operation
@@ -295,16 +295,19 @@ class Document(MutableMapping[str, Any], Saved):
 
     def seen_all(self, values: list[Any], holder: Any, keys: Sequence[Any] | None = None) -> tuple[list[Any], bool]:
         """As ``seen``, of all children at once; and whether there are instances among them."""
-        flat = FLAT.issuperset
         out: list[Any] = []
         instances: list[Any] = []
         places: list[Any] = []
         for at, value in enumerate(values) if keys is None else zip(keys, values, strict=True):
             kind = type(value)
             child: Any = value
-            if kind is dict and flat(map(type, value.values())):
-                # As ``wrap`` does it, written out: most lists are lists of messages.
+            if kind is dict:
+                # As ``wrap_dict`` does it, written out: most lists are lists of messages.
                 child = TrackedDict(value)
+                for part in value.values():
+                    if type(part) not in FLAT:
+                        child.__class__ = LazyDict
+                        break
                 child._doc = self
                 child._up = holder
                 child._at = at

@@ -22,7 +22,7 @@ from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.codec.containers import wrap
 from holdfast.codec.dicts import LazyDict, TrackedDict
 from holdfast.codec.lists import LazyList
-from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
+from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
 from holdfast.codec.values import encode, is_immutable, is_key
 from holdfast.codec.wire import MAX_DEPTH, OPTION, SCALARS
 from holdfast.errors import DetachedChange, HoldfastError, ReadOnly, StoreBusy, Unencodable, format_path
@@ -108,10 +108,10 @@ class Intake:
         if type(value) is dict and not leaving:
             # A dict of texts to scalars, as most are: its copy need not go through bytes.
             own = value.copy()  # first, because another thread may be changing it
-            if SCALARS.issuperset(map(type, own.values())) and TEXT.issuperset(map(type, own)):
+            if SCALARS.issuperset(map(type, own.values())):
                 try:
                     data = packb(own, None, OPTION)
-                except TypeError:  # a lone surrogate, or an integer without end
+                except TypeError:  # a key that is no text, a lone surrogate, or an integer without end
                     data = b""
                 if 0 < len(data) <= INLINE_MAX_BYTES and self._depth(holder) + 2 < MAX_DEPTH:
                     node: Any = TrackedDict(own)
@@ -235,14 +235,14 @@ class Intake:
         if node._doc is not self._doc or top._up is not None or top is outermost:
             return self.copied(node, holder, at)
         encode(node, self.registry, depth=self._depth(holder) + 1)  # it may be nested too deep there
+        if top._at is GONE:
+            self._reclaim(node)
         if node is not top:
-            top._at = GONE  # something was taken out of it: should it come back, it has to be looked through
+            top._at = GONE  # something was taken out of it: what comes back of it has to be looked through
             above = node._up
             while isinstance(above, Node):
                 above._doubt()
                 above = above._up
-        elif node._at is GONE:
-            self._reclaim(node)
         self._move(node, holder, at, change)
         return node
 

@@ -102,7 +102,7 @@ class TrackedList(list[Any], Node):
         stop = len(old) - end
         incoming = items[start : len(items) - end]
         here = set(map(id, incoming))
-        if len(here) == len(incoming) == stop - start and here == set(map(id, old[start:stop])):
+        if len(here) == len(incoming) == stop - start and not here.difference(map(id, old[start:stop])):
             self._permute(start, incoming, carried)
         else:
             self._splice(start, stop, incoming, carried)

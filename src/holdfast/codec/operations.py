@@ -7,7 +7,7 @@ whatever classes are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ormsgpack import packb
@@ -30,18 +30,28 @@ class Operation(NamedTuple):
     args: tuple[Any, ...]
 
 
-def add_piece(pieces: list[Any], index: int) -> None:
-    """Add old index ``index`` to the pieces of an arrange operation, growing the last run when it fits."""
-    last = pieces[-1] if pieces else None
-    if last is not None and len(last) == 3:
-        start, count, step = last
-        if index == start + count * step:
-            last[1] = count + 1
-            return
-        if count == 1 and index == start - 1:
-            last[1], last[2] = 2, -1
-            return
-    pieces.append([index, 1, 1])
+def pieces_of(order: Iterable[int | bytes]) -> list[tuple[Any, ...]]:
+    """The pieces of an arrange operation: runs of indexes in the old list, and new values."""
+    # Tuples of numbers are no burden to the garbage collector.
+    found: list[tuple[Any, ...]] = []
+    start = count = step = 0  # the run so far
+    for one in order:
+        if type(one) is not int:
+            if count:
+                found.append((start, count, step))
+                count = 0
+            found.append((one,))
+        elif count and one == start + count * step:
+            count += 1
+        elif count == 1 and one == start - 1:
+            count, step = 2, -1
+        else:
+            if count:
+                found.append((start, count, step))
+            start, count, step = one, 1, 1
+    if count:
+        found.append((start, count, step))
+    return found
 
 
 def _map_values(code: int, args: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:

@@ -456,6 +456,8 @@ def section_operations(name: str, old: Tree, new: Tree, differ: Differ, state: S
 def in_order(before: Iterable[str], after: Iterable[str]) -> tuple[set[str], list[Relative]]:
     """Which sections stay where they are; those that do not go first, and come back at the end, as in a dict."""
     names = list(after)
+    if names == list(before):  # as nearly always
+        return set(names), []
     shown = [name for name in names if not is_apart(name)]
     kept = set(shown[: keeping([name for name in before if not is_apart(name)], shown)])
     kept.update(filter(is_apart, names))
@@ -479,8 +481,13 @@ def is_apart(name: str) -> bool:
 
 def digests(sections: Sections) -> list[tuple[str, bytes]]:
     """Section digests, in order; those of other layers come last, by their names."""
-    found = [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
-    if any(map(is_apart, sections)):
+    found: list[tuple[str, bytes]] = []
+    apart = False
+    for name, one in sections.items():
+        found.append((name, _digest(one)))
+        if name[:1] == APART:
+            apart = True
+    if apart:
         found.sort(key=lambda one: one[0] if is_apart(one[0]) else "")
     return found
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FLAT: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes})
 """Values that are their own and only representation: they need neither tracking nor a second look."""
-TEXT: frozenset[type] = frozenset({str})
 RAW: frozenset[type] = frozenset({dict, list, set})
 """Containers as they are decoded, before anybody looks at them."""
 
