@@ -442,6 +442,51 @@ def test_a_directory_that_is_half_way_is_finished_where_it_is_known_and_never_sa
         assert store.verify().ok
 
 
+def test_killed_anywhere_and_opened_on_another_machine_it_is_the_old_or_the_new_or_refused(
+    store_path, repo, tmp_path, monkeypatch
+):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.state["n"] = 1
+        agent.checkpoint("one")
+        one = tree(repo)
+        for name in ("README", "src/app.py", "new"):
+            (repo / name).write_text("two")
+        agent.state["n"] = 2
+        agent.checkpoint("two")
+    two = tree(repo)
+    copies = [(repo, tmp_path / "copy"), (store_path, tmp_path / "store copy")]
+    for place, copy in copies:
+        shutil.copytree(place, copy, symlinks=True)
+
+    def life() -> None:
+        with holdfast.open(store_path) as store:
+            store.agent("coder").rollback("one")
+
+    seen = set()
+    at = 0
+    while dies(life, at := at + 1, *MOMENTS, *((restore._Restore, name) for name in ("_sign", "look", "_clean"))):
+        with monkeypatch.context() as patched, holdfast.open(store_path) as store:
+            _elsewhere(patched, "host boot machine")
+            half = store.workspaces()[0].half_way
+            with suppress(BadOption):
+                agent = store.agent("coder", workspace=repo)
+                assert (agent.state["n"], tree(repo)) in [(1, one), (2, two)]
+                assert not agent.dirty
+                assert (agent.state["n"] == 1) >= half
+                seen.add(agent.state["n"])
+                half = False
+            if half:
+                assert store.workspaces()[0].half_way
+                assert {name: was for name, was in tree(repo).items() if name != ".holdfast-restoring"} == two
+                seen.add("refused")
+        for place, copy in copies:
+            shutil.rmtree(place)
+            shutil.copytree(copy, place, symlinks=True)
+    assert at > 20
+    assert seen == {"refused", 1, 2}
+
+
 def test_another_directory_is_not_taken_for_one_that_is_half_way(store_path, repo, tmp_path, caplog):
     _killed_half_way(store_path, repo, 3)
     other = tmp_path / "other"
