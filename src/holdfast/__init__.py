@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from holdfast.codec.document import MISSING, Document, plain
     from holdfast.codec.types import register
     from holdfast.process.changes import FileChange, FileInfo
+    from holdfast.process.claims import WorkspaceInfo
     from holdfast.process.cooperation import freezable
     from holdfast.process.explore import Explored, Tried, explore
     from holdfast.process.images import Frozen
     from holdfast.process.migration import Migrated, SelfFrozen, freeze_self
     from holdfast.process.point import ForkPoint, fork_point
     from holdfast.process.thaw import Thawed
-    from holdfast.process.workspace import WorkspaceInfo
     from holdfast.process.writer import Saving
     from holdfast.run.durables import durable
     from holdfast.run.effects import Absent, Effect, Found, Unknown
@@ -215,7 +215,7 @@ _HOMES = {
     "Violation": "holdfast.travel.invariants",
     "Watchpoint": "holdfast.travel.watch",
     "When": "holdfast.agent.when",
-    "WorkspaceInfo": "holdfast.process.workspace",
+    "WorkspaceInfo": "holdfast.process.claims",
     "crash": "holdfast.crash:",
     "current": "holdfast.run.scope",
     "durable": "holdfast.run.durables",

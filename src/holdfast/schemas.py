@@ -192,9 +192,16 @@ def crash_json(one: dict[str, Any]) -> dict[str, Any]:
     return {**{key: str(one.get(key, "")) for key in keys}, "time": one["when"].isoformat()}
 
 
+def unmoved(handle: Agent) -> str:
+    """Why no file moves where an agent goes back; empty: they do."""
+    from holdfast import process  # few agents have files
+
+    return process.unmoved(handle)
+
+
 def rollback_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], *, done: bool) -> dict[str, Any]:
     """What a rollback would do, or has done."""
-    planned = plan.to_json()
+    planned, files = plan.to_json(), plan.diff.files
     return {
         "agent": handle.name,
         "branch": handle.branch_name,
@@ -202,6 +209,7 @@ def rollback_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], 
         "target": plan.target.to_json(),
         "abandons": [checkpoint.to_json() for checkpoint in plan.abandons],
         "changes": [change_json(change) for change in changes],
-        "files": [one.to_json() for one in plan.diff.files],
+        "files": [one.to_json() for one in files],
+        "unmoved": unmoved(handle) if files else "",
         **{key: planned[key] for key in ("undo", "blocked", "accepted", "undone", "harmless", "children")},
     }

@@ -95,16 +95,49 @@ def test_a_directory_is_no_file_and_is_called_one(cli, store_path, repo):
     assert cli("show", "coder", "--file", "tests/a").out == "a"
 
 
-def test_every_verb_says_that_a_directory_is_half_way(cli, store_path, repo, monkeypatch):
+def test_every_verb_says_that_a_directory_is_half_way(cli, store_path, repo, tmp_path, monkeypatch):
     def life() -> None:
         monkeypatch.setattr(restore, "restore", lambda *_, **__: die())
         with holdfast.open(store_path) as store:
             store.agent("coder").rollback("one")
 
     assert dies(life, 0)
-    for words in (["agents"], ["log", "coder"], ["doctor"]):
-        assert "half-way" in cli(*words).err
+    there = [str(tmp_path / name) for name in ("pushed", "kept", "moved", "pulled", "a bundle")]
+    for words in (
+        ["agents"], ["log", "coder"], ["doctor"], ["verify"], ["push", there[0]], ["backup", there[1]],
+        ["move", there[2]], ["export", there[4], "coder"],
+        ["rollback", "coder", "--to", "two", "--load", "json", "--dry-run"], ["stats"],
+    ):  # fmt: skip
+        assert "is half-way between two checkpoints: files of coder" in cli(*words).err, words
+    assert "is half-way between two checkpoints: files of coder" in cli("pull", str(store_path), store=there[3]).err
     assert "half-way" in json.loads(cli("doctor", "--json").out)["troubles"][0]["text"]
     cli("rollback", "coder", "--to", "one", "--yes")
     assert (repo / "app.py").read_text() == "one\ntwo\n"
     assert "half-way" not in cli("agents").err
+
+
+def test_a_rollback_says_that_no_file_moves_where_the_directory_is_not_there(cli, store_path, repo, tmp_path):
+    repo.rename(tmp_path / "elsewhere")
+    for words in (["--dry-run"], ["--yes"]):
+        said = cli("rollback", "coder", "--to", "one", *words)
+        assert f"2 files of the checkpoint differ, and no file is moved: its workspace {repo} is not there" in said.out
+        assert "store.agent('coder', workspace=DIRECTORY)" in said.out
+        assert " change:" not in said.out
+    assert "Only the state went back: no file was moved." in said.out
+    assert (tmp_path / "elsewhere" / "app.py").read_text() == "one\nthree\n"
+    head = cli("log", "coder", "--all", "--json").json["checkpoints"][0]["id"]
+    planned = cli("rollback", "coder", "--to", f"id:{head}", "--yes", "--json").json
+    assert planned["unmoved"] == f"its workspace {repo} is not there"
+    assert "no file is moved" in cli("undo", "coder").out
+
+
+def test_a_dry_run_lists_files_that_stay_because_a_rule_leaves_them_out(cli, store_path, repo):
+    (repo / ".gitignore").write_text("raw\n")
+    with holdfast.open(store_path) as store:
+        store.agent("coder").checkpoint("three")
+    (repo / "raw").write_text("mine")
+    planned = cli("rollback", "coder", "--to", "one", "--dry-run").out
+    assert "3 files of its workspace change:" in planned
+    assert "= raw: stays as it is: a rule that counts now leaves it out" in planned
+    cli("rollback", "coder", "--to", "one", "--yes")
+    assert (repo / "raw").read_text() == "mine"

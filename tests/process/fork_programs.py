@@ -61,6 +61,20 @@ def exploring_links(folder: str) -> None:
     say(ended.error.reason, ended.error.message)  # type: ignore[union-attr]
 
 
+def exploring_together(folder: str, at_once: str) -> None:
+    """How many candidates run at the same time, by their own clocks. Each waits for as many as there may be."""
+
+    def attempt(number: int) -> tuple[float, float]:
+        began = time.monotonic()
+        Path(folder, str(number)).touch()
+        while len(os.listdir(folder)) < int(at_once) and time.monotonic() < began + 20:
+            time.sleep(0.005)
+        return began, time.monotonic()
+
+    spans = [one.value for one in holdfast.explore(range(6), attempt, at_once=int(at_once), limit_s=60)]
+    say(max(sum(began <= at < ended for began, ended in spans) for at, _ in spans))
+
+
 def held_back(folder: str) -> None:
     """Files with text that is not written yet, before a block that flushes them and goes back."""
     with Path(folder, "text").open("w") as text, Path(folder, "raw").open("w+b") as raw:

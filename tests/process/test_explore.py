@@ -60,6 +60,16 @@ def test_a_link_into_the_workspace_leads_into_the_copy_and_an_early_end_is_told(
     assert (work / "current").readlink() == work / "releases" / "1"
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_so_many_candidates_run_at_the_same_time_as_may_and_not_one_more(tmp_path, at_once):
+    assert run("exploring_together", tmp_path, at_once) == [str(at_once)]
+
+
+def test_a_workspace_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(BadOption, match=r"nowhere is no directory"):
+        holdfast.explore([1], lambda one, folder: one, workspace=tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("options", [{"at_once": 0}, {"limit_s": float("nan")}, {"memory_bytes": -1}])
 def test_limits_that_make_no_sense_are_refused(options):
     with pytest.raises(BadOption):

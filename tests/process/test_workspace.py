@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import threading
@@ -20,7 +21,7 @@ import pytest
 import holdfast
 from holdfast.agent.layers import FILES, Looked
 from holdfast.errors import BadOption, Damaged, DiskFull, HoldfastError, WorkspaceBlocked
-from holdfast.process import chunks, restore, scan
+from holdfast.process import chunks, claims, restore, scan
 from holdfast.process.trees import Content, Entry, content_digest, encode_entry, encode_path
 from holdfast.process.workspace import Workspace
 from holdfast.store import processes
@@ -355,6 +356,308 @@ def test_killed_anywhere_in_a_checkpoint_the_next_one_is_whole(store_path, repo)
             assert store.verify().ok
         (repo / "new").write_bytes(bytes([at]) * 300_000)
         (repo / "new").write_bytes(b"n" * 300_000)
+
+
+# -- half-way, and elsewhere -----------------------------------------------------------------------------------------
+
+
+def _elsewhere(patched, what: str) -> None:
+    """What a container is after it was begun anew, and what a machine is after a restart, or another one."""
+    for one in what.split():
+        if one == "host":
+            patched.setattr(socket, "gethostname", lambda: "another")
+        elif one in {"boot", "machine"}:
+            patched.setattr(claims, one, lambda one=one: f"another {one}")
+
+
+def _killed_half_way(store_path, repo, at: int, key=None) -> tuple[dict, dict]:
+    """Killed before a file moved (0), in the midst of them (3), or when all were there (-1): both trees."""
+    with holdfast.open(store_path, key=key) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.state["n"] = 1
+        agent.checkpoint("one")
+        one = tree(repo)
+        for name in ("README", "src/app.py", "new"):
+            (repo / name).write_text("two")
+        agent.state["n"] = 2
+        agent.checkpoint("two")
+    two = tree(repo)
+
+    def life() -> None:
+        real = restore.restore
+
+        def killed(*args, **options):
+            if at:
+                real(*args, **options)
+            die()
+
+        if at <= 0:
+            restore.restore = killed
+        with holdfast.open(store_path, key=key) as store:
+            store.agent("coder").rollback("one")
+
+    assert dies(life, max(0, at), *[(restore._Restore, "_compare")] * (at > 0))
+    return one, two
+
+
+@pytest.mark.parametrize("at", [0, 3, -1])
+@pytest.mark.parametrize(
+    "what", ["", "host", "host boot", "host boot machine", "moved", "moved host", "moved host boot"]
+)
+def test_a_directory_that_is_half_way_is_finished_where_it_is_known_and_never_saved_as_it_is(
+    store_path, repo, tmp_path, monkeypatch, caplog, at, what
+):
+    one, two = _killed_half_way(store_path, repo, at)
+    if "moved" in what:
+        repo = repo.rename(tmp_path / "moved")
+    before = tree(repo)
+    _elsewhere(monkeypatch, what)
+    proven = "boot" not in what or at > 0  # by the directory's inode, or by what stands in it
+    found_by_itself = "moved" not in what and proven
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder")
+        assert agent.state["n"] == 1
+        assert agent.workspace == (repo if found_by_itself else None)
+        if not found_by_itself:
+            assert store.workspaces()[0].half_way
+            assert any(one.levelname == "WARNING" and "still to be put back" in one.message for one in caplog.records)
+            agent.checkpoint("without the directory")
+            assert tree(repo) == before
+        agent.close()
+        if not proven and not at:
+            with pytest.raises(BadOption, match="cannot be shown to be that directory") as raised:
+                store.agent("coder", workspace=repo)
+            assert store.workspaces()[0].half_way
+            assert tree(repo) == before == two
+            assert "workspace=None" in raised.value.hint
+            agent = store.agent("coder", workspace=None)  # what the hint says
+            repo = agent.export_workspace(f"id:{store.workspaces()[0].target[:12]}", tmp_path / "anew")
+            agent.close()
+        agent = store.agent("coder", workspace=repo)
+        assert (tree(repo), agent.workspace, agent.dirty) == (one, repo, False)
+        agent.checkpoint("next")
+        assert agent.read_file("README") == b"read me\n"
+        [info] = store.workspaces()
+        assert (info.path, info.half_way) == (str(repo), False)
+        assert store.verify().ok
+
+
+def test_killed_anywhere_and_opened_on_another_machine_it_is_the_old_or_the_new_or_refused(
+    store_path, repo, tmp_path, monkeypatch
+):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.state["n"] = 1
+        agent.checkpoint("one")
+        one = tree(repo)
+        for name in ("README", "src/app.py", "new"):
+            (repo / name).write_text("two")
+        agent.state["n"] = 2
+        agent.checkpoint("two")
+    two = tree(repo)
+    copies = [(repo, tmp_path / "copy"), (store_path, tmp_path / "store copy")]
+    for place, copy in copies:
+        shutil.copytree(place, copy, symlinks=True)
+
+    def life() -> None:
+        with holdfast.open(store_path) as store:
+            store.agent("coder").rollback("one")
+
+    seen = set()
+    at = 0
+    while dies(life, at := at + 1, *MOMENTS, *((restore._Restore, name) for name in ("_sign", "look", "_clean"))):
+        with monkeypatch.context() as patched, holdfast.open(store_path) as store:
+            _elsewhere(patched, "host boot machine")
+            half = store.workspaces()[0].half_way
+            with suppress(BadOption):
+                agent = store.agent("coder", workspace=repo)
+                assert (agent.state["n"], tree(repo)) in [(1, one), (2, two)]
+                assert not agent.dirty
+                assert (agent.state["n"] == 1) >= half
+                seen.add(agent.state["n"])
+                half = False
+            if half:
+                assert store.workspaces()[0].half_way
+                assert {name: was for name, was in tree(repo).items() if name != ".holdfast-restoring"} == two
+                seen.add("refused")
+        for place, copy in copies:
+            shutil.rmtree(place)
+            shutil.copytree(copy, place, symlinks=True)
+    assert at > 20
+    assert seen == {"refused", 1, 2}
+
+
+def test_another_directory_is_not_taken_for_one_that_is_half_way(store_path, repo, tmp_path, caplog):
+    _killed_half_way(store_path, repo, 3)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "README").write_text("mine")
+    half = tree(repo)
+    with holdfast.open(store_path) as store:
+        with pytest.raises(BadOption, match=r"still to be put back in .*/repo, its workspace until now") as raised:
+            store.agent("coder", workspace=other)
+        assert raised.value.hint == "Open the agent with that one first."
+        with pytest.raises(BadOption, match="half-way: they were being put back for coder@main") as raised:
+            store.agent("reviewer", workspace=repo)
+        assert raised.value.hint == "Open that one first."
+    with (
+        holdfast.open(tmp_path / "another store") as store,
+        pytest.raises(BadOption, match="for another branch, or by another store"),
+    ):
+        store.agent("reviewer", workspace=repo)
+    assert (tree(repo), tree(other)) == (half, {"README": (0o100644, b"mine")})
+
+
+@pytest.mark.parametrize("what", ["host", "boot", "machine", "boot machine", "host boot"])
+def test_a_workspace_is_on_this_machine_where_that_is_beyond_doubt(store_path, repo, monkeypatch, caplog, what):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / "README").write_text("two")
+        agent.checkpoint("two")
+    _elsewhere(monkeypatch, what)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder")
+        if what in {"host", "boot", "machine"}:  # the same directory, or the same names after a restart
+            assert agent.workspace == repo
+            return
+        assert agent.workspace is None
+        [said] = [one for one in caplog.records if one.levelname == "WARNING"]
+        assert "cannot be shown to be that machine" in said.message
+        agent.rollback("one")
+        assert (repo / "README").read_text() == "two"
+        agent.close()
+        agent = store.agent("coder", workspace=repo)  # somebody has said it
+        assert agent.workspace == repo
+        agent.close()
+        assert store.agent("coder").workspace == repo
+
+
+@pytest.mark.parametrize("way", ["move", "rotate"])
+def test_a_store_is_not_moved_while_a_directory_is_half_way(store_path, repo, tmp_path, way):
+    one, _ = _killed_half_way(store_path, repo, 3, KEY)
+
+    def go() -> None:
+        if way == "rotate":
+            holdfast.keys.rotate(store_path, "another one", key=KEY, full=True)
+            return
+        with holdfast.open(store_path, key=KEY) as store, holdfast.open(tmp_path / "dest") as dest:
+            store.move(dest)
+
+    with pytest.raises(BadOption, match=r"half-way.* files of coder are still to be put back"):
+        go()
+    with holdfast.open(store_path, key=KEY) as store:
+        assert store.workspaces()[0].half_way
+        store.agent("coder")
+    assert tree(repo) == one
+    go()
+    if way == "rotate":  # the same store, in the same place
+        with holdfast.open(store_path, key="another one") as store:
+            assert store.agent("coder").workspace == repo
+
+
+def test_a_copy_of_an_agent_whose_directory_is_half_way_says_so(store_path, repo, tmp_path, caplog):
+    _killed_half_way(store_path, repo, 3)
+    with holdfast.open(store_path) as store, holdfast.open(tmp_path / "dest") as dest:
+        for act in (lambda: store.push(dest), lambda: store.backup(dest)):
+            caplog.clear()
+            act()
+            assert f"coder: {repo} is half-way between two checkpoints; a copy has no directory" in caplog.text
+        assert not dest.workspaces()
+        assert store.workspaces()[0].half_way
+        caplog.clear()
+        store.agent("other").checkpoint("one")
+        store.push(dest, ["other"])
+        assert "half-way" not in caplog.text
+
+
+def test_a_copied_store_does_not_take_the_directory_of_its_original(store_path, repo, tmp_path, caplog):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / "README").write_text("two")
+        agent.checkpoint("two")
+    shutil.copytree(store_path, tmp_path / "copy")
+    with holdfast.open(tmp_path / "copy") as copy:
+        agent = copy.agent("coder")
+        assert agent.workspace is None
+        assert f"this store is a copy of {store_path}" in caplog.text
+        agent.rollback("one")
+    assert (repo / "README").read_text() == "two"
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder")
+        assert (agent.workspace, agent.dirty) == (repo, False)
+    shutil.rmtree(store_path)
+    with holdfast.open(tmp_path / "copy") as copy:  # it has taken its place
+        assert copy.agent("coder").workspace == repo
+
+
+def test_a_shell_that_stands_in_a_directory_stands_there_after_a_rollback(store_path, repo):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / "src" / "app.py").write_text("two")
+        (repo / "src" / "more").write_text("two")
+        (repo / "new").mkdir()
+        agent.checkpoint("two")
+        inodes = {name: (repo / name).stat().st_ino for name in (".", "src")}
+        with subprocess.Popen(
+            ["sh", "-c", "echo ready; read line; cat app.py; ls; cd ..; cat README"], cwd=repo / "src",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as shell:  # fmt: skip
+            assert shell.stdout.readline() == "ready\n"
+            agent.rollback("one")
+            said, _ = shell.communicate("go on\n", timeout=60)
+        assert said == "print('one')\napp.py\nread me\n"
+        assert {name: (repo / name).stat().st_ino for name in inodes} == inodes
+
+
+@pytest.mark.parametrize("way", ["rollback", "undo", "killed"])
+def test_going_back_leaves_what_the_rules_of_now_leave_out(store_path, repo, caplog, way):
+    (repo / "a.log").write_text("old")
+    (repo / "build").mkdir()
+    for name in ("x", "gone"):
+        (repo / "build" / name).write_text("old")
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / ".gitignore").write_text("*.log\nbuild/\n")
+        (repo / "README").write_text("two")
+        two = agent.checkpoint("two").id
+        (repo / "a.log").write_text("new work, in no checkpoint")
+        (repo / "build" / "x").write_text("new work, in no checkpoint")
+        (repo / "build" / "gone").unlink()
+        planned = {file.path: file.kind for file in agent.plan_rollback("one").diff.files}
+        assert planned == {
+            ".gitignore": "removed", "README": "changed", "a.log": "stays", "build": "stays", "build/x": "stays",
+            "build/gone": "added",
+        }  # fmt: skip
+        if way != "killed":
+            agent.rollback("one") if way == "rollback" else agent.undo()
+            assert "a.log stays" in caplog.text
+            assert "by somebody else" not in caplog.text
+    if way == "killed":
+
+        def life() -> None:
+            with holdfast.open(store_path) as store:
+                store.agent("coder").rollback("one")
+
+        at = 0
+        while dies(life, at := at + 1, (restore._Restore, "_compare")):
+            with holdfast.open(store_path) as store:
+                agent = store.agent("coder")
+                assert (repo / "a.log").read_text() == "new work, in no checkpoint"
+                agent.rollback(f"id:{two}")
+        assert at > 3
+    with holdfast.open(store_path) as store:
+        assert (repo / "a.log").read_text() == (repo / "build" / "x").read_text() == "new work, in no checkpoint"
+        assert ((repo / "README").read_text(), (repo / "build" / "gone").read_text()) == ("read me\n", "old")
+        assert not (repo / ".gitignore").exists()
+        agent = store.agent("coder")
+        assert agent.dirty, "what lies there is no file of that checkpoint"
+        agent.checkpoint("kept")
+        assert agent.read_file("a.log") == b"new work, in no checkpoint"
+        assert store.verify().ok
 
 
 # -- what happens meanwhile --------------------------------------------------------------------------------------------
@@ -907,6 +1210,26 @@ def test_a_branch_has_a_directory_of_its_own(store_path, repo, tmp_path):
         assert store.agent("coder", branch="try").workspace == tmp_path / "try"
         with pytest.raises(BadOption):
             store.agent("coder", workspace=tmp_path / "try")
+
+
+def test_what_is_put_back_never_has_the_rights_of_others(store_path, repo, tmp_path):
+    (repo / "tool").write_text("one")
+    (repo / "tool").chmod(0o6755)
+    (repo / "shared").mkdir()
+    (repo / "shared").chmod(0o3777)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / "tool").write_text("two")
+        (repo / "tool").chmod(0o6755)
+        (repo / "shared").chmod(0o3700)
+        agent.checkpoint("two")
+        agent.rollback("one")
+        modes = {name: stat.S_IMODE((repo / name).stat().st_mode) for name in ("tool", "shared")}
+        assert modes == {"tool": 0o755, "shared": 0o3777}, "a directory that stays has what its owner gave it"
+        copy = agent.export_workspace("one", tmp_path / "copy")
+        modes = {name: stat.S_IMODE((copy / name).stat().st_mode) for name in ("tool", "shared")}
+        assert modes == {"tool": 0o755, "shared": 0o777}
 
 
 @pytest.mark.parametrize("path", [b"../out", b"/out", b"a/../../out", b"", b"a//b", b"a/\0b"])

@@ -12,14 +12,31 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from holdfast.codec.state import State
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change, NewPack
 from holdfast.store.manifest import APART, apart
+from holdfast.store.rows import read_body
+
+WORKSPACE = "workspace "
+"""What the row of a branch's directory is called in the table of facts: this, and its uuid in hexadecimal."""
 
 FILES = apart("workspace", "files")
 """The section that holds an agent's files."""
 
 MARKED = apart("workspace", "marked")
 """The section that says which of them may not be what was there at any moment."""
+
+
+def half_way(view: View) -> dict[str, str]:
+    """The directories in which files are still to be put back, by the uuids of their branches in hexadecimal."""
+    found = {}
+    for name, value in view.facts().items():
+        if name.startswith(WORKSPACE):
+            said = read_body(value, "table store, the row of a workspace")
+            if said.get("to"):
+                found[name.removeprefix(WORKSPACE)] = str(said.get("path", ""))
+    return found
+
 
 IMAGE = apart("process", "image")
 """The section that holds the image of a process."""

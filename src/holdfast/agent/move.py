@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.graph import Graph
+from holdfast.agent.layers import WORKSPACE, half_way
 from holdfast.agent.opened import adopt, since
-from holdfast.agent.store import Store, open_unseen
+from holdfast.agent.store import MAIN, Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed, Unavailable
 from holdfast.store import files
@@ -127,9 +128,21 @@ def _carry_schedules(source: Store, dest: Store) -> None:
         dest._db.change(lambda change: change.swap_fact(SCHEDULES, merged))
 
 
+def _carry_directories(source: Store, dest: Store) -> None:
+    """Branches keep their directories where a store takes the place of another one."""
+    kept = {name: value for name, value in source._db.view.facts().items() if name.startswith(WORKSPACE)}
+
+    def put(change: Change) -> None:
+        for name, value in kept.items():
+            change.set_fact(name, value)
+
+    if kept:
+        dest._db.change(put)
+
+
 @contextmanager
 def _quiet(store: Store) -> Iterator[None]:
-    """Nobody else writes a store meanwhile; handles of this process are closed."""
+    """Nobody else writes a store meanwhile, and no directory is half-way; handles of this process are closed."""
     with ExitStack() as stack:
         for handle in list(store._handles.values()):
             handle.close()
@@ -141,7 +154,26 @@ def _quiet(store: Store) -> Iterator[None]:
             for branch in view.branches():
                 if branch.a and branch.generation:
                     stack.callback(store._lease(names[branch.a], branch, wait_s=0.0).release)
+        _check_whole(store)
         yield
+
+
+def _check_whole(store: Store) -> None:
+    """Raise while files are still to be put back: what is known of that stays behind, where nobody can finish it."""
+    for uuid, path in half_way(store._db.view).items():
+        names = (
+            agent.name if branch.name == MAIN else f"{agent.name}@{branch.name}"
+            for agent in store._db.view.agents()
+            for branch in store._db.view.branches(agent.a)
+            if branch.uuid.hex() == uuid
+        )
+        if name := next(names, ""):
+            raise BadOption(
+                f"{path} is half-way between two checkpoints: files of {name} are still to be put back there;"
+                " nothing was moved",
+                hint=f"Open {name} with that directory first: that finishes it. Then do the same again."
+                " `holdfast doctor` says more.",
+            )
 
 
 def _standing(view: View) -> list[tuple[object, ...]]:
@@ -187,6 +219,7 @@ def rotate(
             with open_unseen(building, new(), create=True) as made:
                 backup(source, made, progress)
                 _carry_schedules(source, made)
+                _carry_directories(source, made)
                 _carry_open(source, made, _open_rows(source))
                 _prove(made, progress)
             source.close()

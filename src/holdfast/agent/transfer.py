@@ -8,6 +8,7 @@ sides are told by their heads, and not looked at any further.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from holdfast.agent.arrival import ATTEMPTS, Arrival
 from holdfast.agent.frames import TOGETHER, About, Chunk, Entries, Frame, Nodes, Payload, Records, Refs, beside
 from holdfast.agent.graph import Graph
 from holdfast.agent.history import children, named_in
+from holdfast.agent.layers import half_way
 from holdfast.agent.metadata import lost
 from holdfast.agent.names import IMAGES, is_image
 from holdfast.agent.refs import (
@@ -42,6 +44,8 @@ from holdfast.store.rows import Agent, Branch, Point, Record, body_bytes, link
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
+
+log = logging.getLogger("holdfast.store")
 
 FRAME_BYTES = 2**20
 """Of records in one frame."""
@@ -110,6 +114,8 @@ def transfer(
             chosen += [row for row in also if row is not None and row.a not in named]
         if new_name is not None and len(chosen) != 1:
             raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
+        if images is not None:  # of a restore test nobody is to know
+            _say_half_way(contents.view, chosen)
         same = set() if named else _same(contents.view, dest._db.view, source._db.uuid)
         moving = _Moving(source, dest, contents, beside, new_name, progress or quietly)
         moved = {
@@ -117,6 +123,17 @@ def transfer(
             for row in sorted(chosen, key=lambda row: -row.name.count("/"))  # so that no child is older than its parent
         }
     return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen])
+
+
+def _say_half_way(view: View, chosen: Iterable[Agent]) -> None:
+    """Of agents that go, whose directories do not, and are half-way."""
+    half = half_way(view)
+    for row in chosen if half else ():
+        for path in filter(None, (half.get(branch.uuid.hex()) for branch in view.branches(row.a))):
+            log.warning(
+                "%s: %s is half-way between two checkpoints; a copy has no directory, and does not finish that",
+                row.name, path,
+            )  # fmt: skip
 
 
 def family(view: View, named: Sequence[int]) -> list[int]:

@@ -35,8 +35,9 @@ class When:
     """When an agent checkpoints by itself, always at a safe point. Whatever comes first asks.
 
     ``every_s``: so many seconds after the last checkpoint. ``every_steps``: at so many steps after it.
-    ``changed_bytes``: when so much has changed since then. ``at_phase``: at the end of each phase. ``before="write"``
-    and ``after="write"``: before and after each tool that writes, inside runs only.
+    ``changed_bytes``: when so much of the state has changed since then; files of a workspace do not count, since each
+    safe point would have to look at all of them. ``at_phase``: at the end of each phase. ``before="write"`` and
+    ``after="write"``: before and after each tool that writes, inside runs only.
 
     ``adaptive``: at intervals that follow what a checkpoint of this agent costs and how often it fails, from ``min_s``
     to ``max_s``. Together with ``every_s`` it may come sooner than that, never later; so ``every_s`` has to be above

@@ -13,7 +13,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast import Agent, Change, Checkpoint, RollbackPlan, Store
+from holdfast import Agent, Change, Checkpoint, FileChange, RollbackPlan, Store
 from holdfast.cli.complete import refs
 from holdfast.cli.effects import call_of
 from holdfast.cli.exits import ATTENTION
@@ -41,7 +41,7 @@ from holdfast.cli.session import (
 from holdfast.cli.text import ago, clean, count, now
 from holdfast.cli.values import change_lines, file_lines, named
 from holdfast.errors import BadOption, RollbackBlocked, command
-from holdfast.schemas import change_json, rollback_json
+from holdfast.schemas import change_json, rollback_json, unmoved
 
 _WAY_OUT = (
     "Load the program that can undo it (--load), decide what is in doubt (holdfast effects resolve), or leave it"
@@ -236,7 +236,10 @@ def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json
         )  # fmt: skip
         for line in change_lines(changes):
             session.out.say("  ", line)
-        files = list(file_lines(handle.diff(f"id:{made.parent_id}", made).files, 0)) if made.has_files else []
+        changed = handle.diff(f"id:{made.parent_id}", made).files if made.has_files else ()
+        if changed:
+            _say_unmoved(session.out, handle, changed)
+        files = list(file_lines(changed, 0))
         for line in files[:_SHOWN]:
             session.out.say("  ", line)
         if len(files) > _SHOWN:
@@ -333,13 +336,25 @@ def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Chan
             out.note(f"  … and {count(len(changed) - _SHOWN, 'more line')}")
     else:
         out.say("Only bookkeeping changes." if plan.diff.everything else "The state stays as it is.")
-    if plan.diff.files:
-        out.say(f"{count(len(plan.diff.files), 'file')} of {clean(str(handle.workspace or 'its workspace'))} change:")
-        for line in list(file_lines(plan.diff.files, 0))[:_SHOWN]:
+    if files := plan.diff.files:
+        changing = [one for one in files if one.kind != "stays"]
+        if not _say_unmoved(out, handle, files):
+            out.say(f"{count(len(changing), 'file')} of {clean(str(handle.workspace or 'its workspace'))} change:")
+        for line in list(file_lines(files, 0))[:_SHOWN]:
             out.say("  ", line)
-        if len(plan.diff.files) > _SHOWN:
-            out.note(f"  … and {count(len(plan.diff.files) - _SHOWN, 'more file')}")
+        if len(files) > _SHOWN:
+            out.note(f"  … and {count(len(files) - _SHOWN, 'more file')}")
     _show_effects(out, handle, plan)
+
+
+def _say_unmoved(out: Output, handle: Agent, files: Sequence[FileChange]) -> bool:
+    """Say that no file moves, if that is so, and how it would."""
+    if why := unmoved(handle):
+        said = f"{count(len(files), 'file')} of the checkpoint differ, and no file is moved: {why}."
+        out.say(Text(clean(said), style="bold yellow"))
+        way = f"store.agent({handle.name!r}, workspace=DIRECTORY)"
+        out.note(f"  For its files, open it with a directory: {clean(way)}.")
+    return bool(why)
 
 
 def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
@@ -374,6 +389,8 @@ def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan, befo
     )  # fmt: skip
     newest = handle.log(1, all=True)[0]  # what was not saved yet is in a checkpoint that was made first
     saved = newest.label.startswith("before rollback to ") and before is not None and newest.parent_id == before.id
+    if plan.diff.files and unmoved(handle):
+        out.say(Text("Only the state went back: no file was moved.", style="yellow"))
     if saved:
         out.say("What was not saved yet is in ", named(newest), ".")
     if plan.abandons or saved:

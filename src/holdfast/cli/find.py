@@ -180,7 +180,7 @@ def _is_expression(text: str) -> bool:
 @contextmanager
 def _opened(session: Session, *, named: bool) -> Iterator[Store]:
     """Where a program was named, its classes are known; otherwise the store is read as inert data."""
-    store = holdfast.open(session.place, create=False, readonly=True) if named else session.reading()
+    store = session.opened(session.place, create=False, readonly=True) if named else session.reading()
     with store:
         yield store
 

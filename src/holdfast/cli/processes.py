@@ -77,7 +77,7 @@ def freeze(
 
 def _making(session: Session) -> holdfast.Store:
     """The store that images go into; it is made if there is none."""
-    return holdfast.open(session.place)
+    return session.opened(session.place)
 
 
 def _tell(session: Session, frozen: Frozen) -> None:
@@ -176,7 +176,7 @@ def migrate(
     through
         What is put before the command that thaws it, such as 'ssh there' or 'nsenter --target PID --all'.
     """
-    with _making(session) as store, holdfast.open(dest, create=False) as other:
+    with _making(session) as store, session.opened(dest, create=False) as other:
         words = shlex.split(through) if through else []
         moved = store.migrate(int(target) if target.isdigit() else target, other, agent=agent, tcp=tcp, through=words)
         if json:

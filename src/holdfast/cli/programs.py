@@ -46,7 +46,7 @@ def writing(session: Session, programs: Sequence[str]) -> Store:
     if not programs:
         return session.writing()
     load(programs)
-    return holdfast.open(session.place, create=False)
+    return session.opened(session.place, create=False)
 
 
 def waits(function: Callable[..., Any]) -> bool:

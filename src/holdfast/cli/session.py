@@ -36,7 +36,7 @@ def half_way(one: WorkspaceInfo) -> str:
     finish = command("rollback", where, "--to", f"id:{one.target[:12]}")
     return (
         f"{one.path} on {one.host} is half-way between two checkpoints: files of {where} are still to be put back."
-        f" Whoever opens the agent there finishes that, for example `{finish}`."
+        f" Whoever opens the agent there finishes that, for example `{finish}`; where it was moved to, with workspace=."
     )
 
 
@@ -50,14 +50,18 @@ class Session:
     err: Output = field(default_factory=lambda: Output(stderr=True))
 
     def reading(self) -> Store:
-        return self._told(holdfast.open(self.place, create=False, readonly=True, inert=True))
+        return self.opened(self.place, create=False, readonly=True, inert=True)
 
     def writing(self) -> Store:
-        return self._told(holdfast.open(self.place, create=False, inert=True))
+        return self.opened(self.place, create=False, inert=True)
 
     def working(self, types: Sequence[str]) -> Store:
         """Not inert: what is stored is to be worked with, by a program that was named."""
-        return self._told(holdfast.open(self.place, types=tuple(types)))
+        return self.opened(self.place, types=tuple(types))
+
+    def opened(self, place: str | None, **options: Any) -> Store:
+        """As ``holdfast.open``: all verbs open stores by this."""
+        return self._told(holdfast.open(place, **options))
 
     def _told(self, store: Store) -> Store:
         """Every verb says it when a directory is half-way between two checkpoints."""

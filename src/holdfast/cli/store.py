@@ -244,14 +244,14 @@ def _trust(session: Session, consent: Consent) -> int:
     try:
         with session.reading() as store:
             place = store.place
-        holdfast.open(session.place, create=False, inert=True).close()  # a copy can be read
+        session.writing().close()  # a copy can be read
     except (StoreWentBack, StoreCopied) as error:
         missing, place = error.lost, shown(session.place) or ""
         if not consent.json:
             session.out.say(f"Not in this store any more: {clean(missing)}.")
         trusted = consent.given(session, "Use it as it is from now on?")
     if trusted:
-        with holdfast.open(session.place, create=False, inert=True, trust_older=True) as store:
+        with session.opened(session.place, create=False, inert=True, trust_older=True) as store:
             place = store.place
     if consent.json:
         session.json("repair.trust-older", store=place, trusted=trusted, missing=missing)

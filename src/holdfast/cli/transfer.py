@@ -189,8 +189,8 @@ def _both(
 
     One that is to be made is made after all that can be refused beforehand.
     """
-    opened = _opened(source, "--source-key-file", key_in(ends.source_key_file), create=False, readonly=readonly)
-    with opened as store:
+    key = key_in(ends.source_key_file)
+    with _opened(session, source, "--source-key-file", key, create=False, readonly=readonly) as store:
         there = dest or os.environ.get("HOLDFAST_STORE") or ".holdfast"
         if _same(source or store.place, there):
             raise BadOption(f"{shown(there)} is the store itself", hint="Name another one.")
@@ -204,15 +204,15 @@ def _both(
                 f"{store.place} is encrypted, and the new store at {shown(dest) or 'this place'} would not be",
                 hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
             )
-        other = _opened(dest, "--dest-key-file", key, objects=ends.objects)
+        other = _opened(session, dest, "--dest-key-file", key, objects=ends.objects)
         with other, bars(session.err) as progress:
             yield store, other, progress
 
 
-def _opened(place: str | None, option: str, key: Key, **options: Any) -> Store:
+def _opened(session: Session, place: str | None, option: str, key: Key, **options: Any) -> Store:
     """One of the two. A key in the environment is for both, so whoever lacks his own is told of the option."""
     try:
-        return holdfast.open(place, inert=True, key=key, **options)
+        return session.opened(place, inert=True, key=key, **options)
     except (KeyNeeded, WrongKey) as error:
         if key is not None:
             raise
@@ -428,7 +428,7 @@ def langgraph(
             report = import_threads(source, None, threads=thread, dry_run=True, progress=progress)
         else:
             with (
-                holdfast.open(session.place, durability="batched") as store,  # what is lost can be read again
+                session.opened(session.place, durability="batched") as store,  # what is lost can be read again
                 HoldfastSaver(store, types=modules) as saver,
             ):
                 report = import_threads(source, saver, threads=thread, progress=progress)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from holdfast import lazy as _lazy
 
 if TYPE_CHECKING:
+    from holdfast.process.claims import unmoved
     from holdfast.process.criu import probe
     from holdfast.process.images import Frozen, name_of
     from holdfast.process.migration import Migrated
     from holdfast.process.thaw import Thawed, wait
     from holdfast.process.workspace import inner_path
 
-__all__ = ["Frozen", "Migrated", "Thawed", "inner_path", "name_of", "probe", "wait"]
+__all__ = ["Frozen", "Migrated", "Thawed", "inner_path", "name_of", "probe", "unmoved", "wait"]
 
 _HOMES = {
     "Frozen": "holdfast.process.images",
@@ -26,6 +27,7 @@ _HOMES = {
     "inner_path": "holdfast.process.workspace",
     "name_of": "holdfast.process.images",
     "probe": "holdfast.process.criu",
+    "unmoved": "holdfast.process.claims",
     "wait": "holdfast.process.thaw",
 }
 

@@ -56,26 +56,35 @@ def info_of(path: bytes, entry: Entry, mark: str = "") -> FileInfo:
 
 
 class FileChange:
-    """A path that differs. ``kind``: ``added``, ``removed``, ``changed``, ``mode``: only what one may do with it."""
+    """A path that differs. ``kind``: ``added``, ``removed``, ``changed``, ``mode``: only what one may do with it.
 
-    def __init__(self, path: bytes, old: Entry | None, new: Entry | None, read: tuple[Read, Read]) -> None:
+    In the plan of a rollback also ``stays``: the checkpoint has it, and what lies there now is left as it is.
+    """
+
+    def __init__(
+        self, path: bytes, old: Entry | None, new: Entry | None, read: tuple[Read, Read], stays: str = ""
+    ) -> None:
         self.path = shown(path)
         """Relative to the workspace."""
         self.name = os.fsdecode(path)
         """As the system knows it."""
         self.old = info_of(path, old) if old is not None else None
         self.new = info_of(path, new) if new is not None else None
-        self._entries, self._read = (old, new), read
+        self._entries, self._read, self._stays = (old, new), read, stays
 
     @property
     def kind(self) -> str:
         """What happened to it."""
+        if self._stays:
+            return "stays"
         if self.old is None or self.new is None:
             return "removed" if self.new is None else "added"
         return "mode" if same(*self._entries) and self.old.kind == self.new.kind else "changed"
 
     def summary(self) -> str:
         """In a few words."""
+        if self._stays:
+            return f"stays as it is: {self._stays} leaves it out"
         sides = [_side(one) for one in (self.old, self.new) if one is not None]
         if self.kind == "mode" and self.old is not None and self.new is not None:
             return f"mode {self.old.mode:o} -> {self.new.mode:o}" if self.old.mode != self.new.mode else "attributes"
@@ -83,6 +92,8 @@ class FileChange:
 
     def diff(self) -> list[str]:
         """The lines that differ, as ``diff -u`` has them, without its head; none where one side is no short text."""
+        if self._stays:
+            return []
         texts = [_text(entry, read) for entry, read in zip(self._entries, self._read, strict=True)]
         old, new = texts
         if old is None or new is None:
@@ -92,7 +103,7 @@ class FileChange:
 
     def lines(self, most: int | None = LINES_MAX) -> Iterator[tuple[str, str]]:
         """(sign, text): what happened to it, then the lines that differ."""
-        sign = {"added": "+", "removed": "-"}.get(self.kind, "~")
+        sign = {"added": "+", "removed": "-", "stays": "="}.get(self.kind, "~")
         yield sign, f"{self.path}: {self.summary()}"
         if self.kind != "changed" or most == 0:
             return

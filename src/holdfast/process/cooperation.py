@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 import holdfast.agent.store as stores
 from holdfast.agent.agent import Agent
 from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, StoreBusy
-from holdfast.process.image import began, boot
+from holdfast.process.image import began
 from holdfast.store import processes
+from holdfast.store.processes import boot
 
 DEADLINE_S = 10.0
 """How long a freeze waits for a process to come to rest: for calls in flight, blocks and runs to end."""

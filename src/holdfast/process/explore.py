@@ -140,6 +140,8 @@ def explore(
     wanted = list(candidates)
     at_once = at_once if at_once is not None else max(1, len(os.sched_getaffinity(0)))
     _check(len(wanted), at_once, limit_s, memory_bytes)
+    if workspace is not None and not os.path.isdir(workspace):
+        raise BadOption(f"{os.fspath(workspace)} is no directory", hint="Make it first, or leave workspace= out.")
     fork.refuse("candidates cannot be tried here", children=True)
     stores.settle_all()
     tried = [Tried(number, one) for number, one in enumerate(wanted)]

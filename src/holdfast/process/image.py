@@ -28,6 +28,7 @@ from blake3 import blake3
 
 from holdfast.errors import BadOption, NotAnImage, NotFrozen, Unavailable
 from holdfast.process import criu
+from holdfast.store.processes import boot, machine
 from holdfast.store.witness import state_folder
 
 if TYPE_CHECKING:
@@ -484,18 +485,6 @@ def go_on(pid: int) -> None:
 
 
 # -- who made it --------------------------------------------------------------------------------------------
-
-
-def boot() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def machine() -> str:
-    with suppress(OSError):
-        return Path("/etc/machine-id").read_text().strip()
-    return ""
 
 
 def key(*, make: bool) -> bytes | None:

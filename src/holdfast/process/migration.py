@@ -22,8 +22,9 @@ import holdfast.agent.store as stores
 from holdfast.agent.store import Store
 from holdfast.errors import BadOption, NotFrozen, NotThawed
 from holdfast.process import cooperation, criu, image
-from holdfast.process.image import began, boot
+from holdfast.process.image import began
 from holdfast.process.images import Frozen, freeze_process, name_of
+from holdfast.store.processes import boot
 
 THAW_S = 300.0
 """How long the other side gets."""

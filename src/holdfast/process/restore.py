@@ -7,7 +7,8 @@ what the caller says was there nor what it wants there: that is left, or put bac
 one step by one that is whole, proven and durable. Directories are never replaced, since somebody may stand in them.
 Until it is done, a directory ``STAGING`` lies in the root.
 
-    staged     <name>.part   being written; worth nothing
+    staged     whose         a link that leads nowhere: its target is what the caller knows this restore by
+               <name>.part   being written; worth nothing
                <name>        whole; or, after the swap, what it has displaced
                <mode>-….mode which directory had that mode, and is writable meanwhile
     path       before -> after, by an exchange with <name>
@@ -57,6 +58,7 @@ BLOCK_BYTES = 4096
 """A block of zeros becomes a hole."""
 
 _STAGING = STAGING.encode()
+_WHOSE = b"whose"
 _PART, _OLD, _MODE = b".part", b".old", b".mode"
 _WRITE = 0o300
 _SECOND = 1_000_000_000
@@ -85,6 +87,25 @@ def halfway(root: str | os.PathLike[str]) -> bool:
     return os.path.lexists(os.path.join(root, STAGING))
 
 
+def whose(root: str | os.PathLike[str]) -> str:
+    """By what the caller knows the restore of this directory that has begun and not ended; empty: nobody can tell."""
+    try:
+        return os.readlink(os.path.join(root, STAGING, _WHOSE.decode()))
+    except OSError:
+        return ""
+
+
+def arrived(root: str | os.PathLike[str], differences: Mapping[bytes, Difference]) -> bool:
+    """Whether there is nothing to do: each path holds what it is to hold."""
+
+    def looked(folders: Folders) -> bool:
+        found = _Restore(folders, differences, leaving_links=True)
+        found.look()
+        return not (found.foreign or found.blocked or found.taking or found.placing or found.adjusting)
+
+    return _guarded(root, looked)
+
+
 def obstacles(
     root: str | os.PathLike[str], differences: Mapping[bytes, Difference], *, leaving_links: bool = False
 ) -> dict[bytes, str]:
@@ -107,12 +128,16 @@ def restore(
     read_chunks: ReadChunks,
     *,
     leaving_links: bool = False,
+    known_by: str = "",
 ) -> Restored:
     """Bring a directory from one tree to another. After a kill: the same again goes on from there.
 
-    If there is no room, or something cannot be read, nothing has been moved.
+    If there is no room, or something cannot be read, nothing has been moved. ``known_by`` stands in the directory
+    until it is done: by that the caller knows it again, wherever it has been moved to, and ``whose`` tells others.
     """
-    return _guarded(root, lambda folders: _Restore(folders, differences, leaving_links).run(read_chunks))
+    return _guarded(
+        root, lambda folders: _Restore(folders, differences, leaving_links, known_by=known_by).run(read_chunks)
+    )
 
 
 def export(
@@ -168,6 +193,7 @@ class _Restore:
         leaving_links: bool,
         *,
         scratch: bool = False,
+        known_by: str = "",
     ) -> None:
         for path, (_, after) in differences.items():
             check(path, after)
@@ -175,6 +201,7 @@ class _Restore:
         self.differences = differences
         self.leaving_links = leaving_links
         self.scratch = scratch
+        self.known_by = known_by
         self.order = sorted(differences)
         self.foreign: set[bytes] = set()
         self.blocked: dict[bytes, str] = {}
@@ -306,6 +333,7 @@ class _Restore:
             if not began:
                 os.mkdir(_STAGING, 0o700, dir_fd=self.folders.root)
             staging = self.folders.fd(_STAGING) if began else self.folders.hold(_STAGING)
+            self._sign(staging)
             try:
                 self._stage(staging, read_chunks)
             except BaseException:
@@ -321,12 +349,19 @@ class _Restore:
                 ) from error
         return Restored(list(self.changed), self.foreign, self.blocked, self.left)
 
+    def _sign(self, staging: int) -> None:
+        with suppress(OSError):  # a file system may have no links: then only the place proves it
+            if exists(staging, _WHOSE) and os.readlink(_WHOSE, dir_fd=staging) != os.fsencode(self.known_by):
+                os.unlink(_WHOSE, dir_fd=staging)
+            if self.known_by and not exists(staging, _WHOSE):
+                os.symlink(self.known_by, _WHOSE, dir_fd=staging)
+
     def _recover(self, staging: int) -> None:
         """Tidy up after one that was killed. What it displaced and should not have goes back."""
         paths = {_staged(path): path for path in self.order}
         for name in map(os.fsencode, os.listdir(staging)):
             now = status(staging, name)
-            if now is None or name.endswith((_PART, _MODE)):
+            if now is None or name.endswith((_PART, _MODE)) or name == _WHOSE:
                 continue
             path = paths.get(name.removesuffix(_OLD))
             if path is None:
@@ -344,6 +379,8 @@ class _Restore:
 
     def _clean(self, staging: int, *, keep: bool) -> None:
         for name in map(os.fsencode, os.listdir(staging)):
+            if name == _WHOSE:
+                continue  # the last to go
             path, was = self.displaced.pop(name, (b"", None))
             now = status(staging, name)
             if was and now and (now.st_size, now.st_mtime_ns) != (was.st_size, was.st_mtime_ns):
@@ -351,6 +388,8 @@ class _Restore:
             else:
                 os.unlink(name, dir_fd=staging)
         if not keep:
+            with suppress(FileNotFoundError):
+                os.unlink(_WHOSE, dir_fd=staging)
             self.folders.forget(_STAGING)
             os.rmdir(_STAGING, dir_fd=self.folders.root)
             if not self.scratch:

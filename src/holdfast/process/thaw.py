@@ -32,11 +32,11 @@ from holdfast.process.image import (
     SavedFile,
     began,
     beside,
-    boot,
     is_running,
     writers,
 )
 from holdfast.store.files import fsync_directory
+from holdfast.store.processes import boot
 from holdfast.store.witness import state_folder
 
 PID_WAIT_S = 8.0

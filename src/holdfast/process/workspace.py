@@ -1,7 +1,7 @@
 """The workspace: an agent's directory, saved with its state and put back with it.
 
-Owns what a checkpoint asks of the directory, the intent to put files back, and which directory belongs to which branch.
-Scanning is ``scan``'s business, moving files ``restore``'s. What always holds: no file is taken away whose content is
+Owns what a checkpoint asks of the directory, and the intent to put files back. Which directory it is, is ``claims``'
+business, scanning ``scan``'s, moving files ``restore``'s. What always holds: no file is taken away whose content is
 not in a checkpoint; that files are to be put back is durable, in the transaction that moves the state, before the first
 of them moves, and from then on there is one way: whoever opens the branch next finishes it; a tree that comes out of a
 store is checked before anything is done with it.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,11 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import asdict
-
 from holdfast.agent import history
-from holdfast.agent.layers import FILES, MARKED, Looked
+from holdfast.agent.layers import FILES, MARKED, WORKSPACE, Looked
 from holdfast.codec.diff import tree_hunks
 from holdfast.codec.tree import Tree as Told
 from holdfast.codec.values import decode, encode
@@ -33,11 +29,22 @@ from holdfast.errors import BadOption, DiskFull, HoldfastError, WorkspaceBlocked
 from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
 from holdfast.process.chunks import Incoming, drain
+from holdfast.process.claims import (
+    Claim,
+    check_place,
+    claim,
+    claim_of,
+    claim_on,
+    claims,
+    half_way_elsewhere,
+    half_way_for_another,
+    owned,
+    remembered,
+)
 from holdfast.process.folders import Folders, opened
 from holdfast.process.ignore import RULES, RULES_MAX_BYTES, left_out
 from holdfast.process.scan import Scan, Scanner
 from holdfast.process.trees import (
-    STAGING,
     Content,
     Difference,
     Entry,
@@ -53,17 +60,14 @@ from holdfast.process.trees import (
     shown,
 )
 from holdfast.store.changes import NewPack
-from holdfast.store.files import in_store
-from holdfast.store.rows import body_bytes, malformed, read_body
 from holdfast.store.sqlite import Sqlite
 
 if TYPE_CHECKING:
     from holdfast.agent.agent import Agent
     from holdfast.agent.checkpoint import Checkpoint
     from holdfast.codec.state import State
-    from holdfast.store.catalog import View
     from holdfast.store.changes import Change
-    from holdfast.store.rows import Branch, Point
+    from holdfast.store.rows import Point
 
 log = logging.getLogger("holdfast.process")
 
@@ -78,83 +82,6 @@ NAMED_MAX = 5
 """How many files a message names."""
 
 _OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}|new-\w+")
-
-FACT = "workspace "
-"""What the row of a branch is called in the table of facts: this, and its uuid in hexadecimal."""
-
-
-class Claim(NamedTuple):
-    """The directory of a branch. ``to``: the checkpoint whose files are being put back there, ``at``: whose it had."""
-
-    path: str
-    host: str
-    to: bytes = b""
-    at: bytes = b""
-
-    @property
-    def here(self) -> bool:
-        """Whether it is on this machine."""
-        return self.host == socket.gethostname()
-
-
-def claims(view: View) -> dict[str, Claim]:
-    """The directories that a store knows, by the uuids of branches in hexadecimal."""
-    found = view.facts().items()
-    return {name[len(FACT) :]: _claim(value) for name, value in found if name.startswith(FACT)}
-
-
-def _claim(value: bytes) -> Claim:
-    said = read_body(value, "table store, the row of a workspace")
-    try:
-        return Claim(said["path"], said["host"], said.get("to", b""), said.get("from", b""))
-    except KeyError as error:
-        raise malformed("table store, the row of a workspace") from error
-
-
-def claim_of(agent: Agent) -> Claim | None:
-    """The directory of an agent's branch."""
-    value = agent._db.view.fact(FACT + agent._branch.uuid.hex())
-    return _claim(value) if value is not None else None
-
-
-class WorkspaceInfo(Struct, frozen=True):
-    """The directory of a branch, and the name of the machine that has it.
-
-    ``target``: a process ended while it put back the files of this checkpoint; who opens the branch next finishes it.
-    """
-
-    agent: str
-    branch: str
-    path: str
-    host: str
-    target: str = ""
-
-    @property
-    def half_way(self) -> bool:
-        """Whether files are still to be put back there."""
-        return bool(self.target)
-
-    def to_json(self) -> dict[str, Any]:
-        """In JSON's own types."""
-        return asdict(self)
-
-
-def infos(view: View) -> list[WorkspaceInfo]:
-    """All directories of branches that are there."""
-    known = claims(view)
-    found = [
-        WorkspaceInfo(agent.name, branch.name, one.path, one.host, one.to.hex())
-        for agent in view.agents()
-        for branch in view.branches(agent.a)
-        if (one := known.get(branch.uuid.hex())) is not None
-    ]
-    return sorted(found, key=lambda one: (one.agent, one.branch))
-
-
-def claim(change: Change, branch: Branch, made: Claim) -> None:
-    """Let a directory belong to a branch."""
-    ids = {"to": made.to, "from": made.at} if made.to else {}
-    change.set_fact(FACT + branch.uuid.hex(), body_bytes({"path": made.path, "host": made.host, **ids}))
 
 
 class Workspace:
@@ -322,8 +249,15 @@ class Workspace:
         point = self._agent._db.view.find(id) if id else None
         found = {path: Difference(old.get(path), new.get(path)) for path in old.keys() | new.keys()}
         found = {path: one for path, one in found.items() if not equal(one.before, one.after)}
-        for path in _staying(self._agent, found, lambda: decode_entries(tree.all(wanted.fetch))):
-            log.warning("%s: %s stays: a rule of that checkpoint leaves it out", self._agent.name, shown(path))
+        staying = _staying(
+            self._agent,
+            self.path,
+            found,
+            lambda: decode_entries(now.all(wanted.fetch)) if now is not None else {},
+            lambda: decode_entries(tree.all(wanted.fetch)),
+        )
+        for path, why in staying.items():
+            log.warning("%s: %s stays: %s leaves it out", self._agent.name, shown(path), why)
             del found[path]
         if not found:
             return None
@@ -363,21 +297,37 @@ class Workspace:
         if known is None or not known.to:
             return False
         log.info("%s: finishing to put back files in %s", agent.name, self.path)
-        target, before = db.view.find(known.to), db.view.find(known.at) if known.at else None
+        target = db.view.find(known.to)
         if target is None:  # lost in a repair: what is there is kept, and the files of the newest one come back
             db.change(lambda change: claim(change, agent._branch, known._replace(to=b"", at=b"")))
             return self.put_back()
-        wanted = tree_of(agent, target)
-        was = tree_of(agent, before) if before is not None else {}
-        found = dict(differences(was, wanted))
-        for path in _staying(agent, found, lambda: wanted):
-            del found[path]
-        root = dict(target.manifest.sections)[FILES]
-        back = Return(self, found, trusted=_trusted(agent, found, root, target.n))
-        if back.go() and agent._branch.id == target.id:  # otherwise they are as good as any other change
+        foreign = self._rest(known, target).go()
+        if foreign and agent._branch.id == target.id:  # otherwise they are as good as any other change
             agent._secure("files that were changed before they were put back")
             agent._go_back(target)
         return True
+
+    def _rest(self, known: Claim, target: Point) -> Return:
+        """What a process that has ended meant to do."""
+        agent = self._agent
+        before = agent._db.view.find(known.at) if known.at else None
+        wanted = tree_of(agent, target)
+        was = tree_of(agent, before) if before is not None else {}
+        found = dict(differences(was, wanted))
+        for path in _staying(agent, self.path, found, lambda: was, lambda: wanted):
+            del found[path]
+        root = dict(target.manifest.sections)[FILES]
+        return Return(self, found, trusted=_trusted(agent, found, root, target.n))
+
+    def is_that_of(self, known: Claim) -> bool:
+        """Whether this is the directory in which files are still to be put back, or needs nothing of that any more."""
+        agent = self._agent
+        if known.is_of(self.path) or known.is_at(self.path):
+            return True
+        if restore.whose(self.path) == known.known_by(agent._branch):
+            return True
+        target = agent._db.view.find(known.to)
+        return target is not None and restore.arrived(self.path, self._rest(known, target).differences)
 
 
 class Return:
@@ -402,24 +352,26 @@ class Return:
     def intend(self, change: Change, to: bytes, at: bytes) -> None:
         """Note that it has to be done, in the transaction that moves the state."""
         agent = self._workspace._agent
-        claim(change, agent._branch, Claim(str(self._workspace.path), socket.gethostname(), to, at))
+        claim(change, agent._branch, claim_on(agent, self._workspace.path, to, at))
 
     def go(self) -> bool:
         """Do it. Answers whether somebody else changed files meanwhile: they are as he left them."""
         workspace, agent = self._workspace, self._workspace._agent
         packs, view = agent._db.packs, agent._db.view
         workspace.returning = self
+        meant = claim_of(agent)
         try:
             done = restore.restore(
-                workspace.path, self.differences, lambda names: packs.read(view, names), leaving_links=self._trusted
-            )
+                workspace.path, self.differences, lambda names: packs.read(view, names), leaving_links=self._trusted,
+                known_by=meant.known_by(agent._branch) if meant is not None and meant.to else "",
+            )  # fmt: skip
         except DiskFull as error:  # the state has moved
             raise DiskFull(
                 f"there is no room to put files back in {workspace.path}: they are as they were,"
                 f" and {agent.name} is at its checkpoint already",
                 hint="Free some room. The files follow with the next checkpoint, or when the agent is opened again.",
             ) from error
-        agent._db.change(lambda change: claim(change, agent._branch, Claim(str(workspace.path), socket.gethostname())))
+        agent._db.change(lambda change: claim(change, agent._branch, claim_on(agent, workspace.path)))
         workspace.returning = None
         if done.blocked:
             raise blocked_by(workspace.path, done.blocked, "all other files were put back")
@@ -474,27 +426,6 @@ def export(agent: Agent, point: Point, directory: str | os.PathLike[str], *, lin
     return path
 
 
-def remembered(agent: Agent) -> Path | None:
-    """The directory that a branch had last on this machine, if it is there."""
-    known = claim_of(agent)
-    if known is None:
-        if agent.head is not None and agent.head.has_files:
-            log.warning(
-                "%s: its checkpoints have files, and it has no workspace (any more): what changes in them is not saved."
-                " Open it with workspace=DIRECTORY, or with workspace=None if that is meant.",
-                agent.name,
-            )
-        return None
-    if not known.here:
-        log.info("%s: its workspace is on %s; its files are not saved here", agent.name, known.host)
-        return None
-    path = Path(known.path)
-    if not path.is_dir():
-        log.warning("%s: its workspace %s is not there; its files are not saved", agent.name, path)
-        return None
-    return path
-
-
 def inner_path(agent: Agent, path: str) -> str:
     """A path as a tree has it: relative to the workspace, also where somebody wrote ./a, or all of it."""
     known, path = claim_of(agent), os.path.normpath(path)
@@ -533,6 +464,7 @@ def between(
     one, two = (_side(agent, workspace, side) for side in (old, new))
     if one is None or two is None:
         return []  # nothing is known of one of them
+    read = one.read, two.read
     mine, other = _apart(one.tree, two.tree, two.fetch)
     for side, here, there in ((one, mine, other), (two, other, mine)):
         for path in (*side.changed, *side.gone):
@@ -542,9 +474,14 @@ def between(
         here.update(side.changed)
     if old is None and new is not None:  # what would become of those that are there
         found = {path: Difference(mine.get(path), other.get(path)) for path in mine.keys() | other.keys()}
-        for path in _staying(agent, found, lambda: decode_entries(two.tree.all(two.fetch))):
-            del mine[path]
-    return compare(mine, other, (one.read, two.read))
+        there = {path: entry for path, entry in one.known.items() if path not in one.gone} | dict(one.changed)
+        root = workspace.path if workspace is not None else None
+        staying = _staying(agent, root, found, lambda: there, lambda: decode_entries(two.tree.all(two.fetch)))
+        kept = [FileChange(path, None, other.pop(path), read, why) for path, why in staying.items() if path in other]
+        for path in staying:
+            mine.pop(path, None)
+        return sorted([*compare(mine, other, read), *kept], key=lambda change: change.path)
+    return compare(mine, other, read)
 
 
 class _Side(NamedTuple):
@@ -568,61 +505,36 @@ def _side(agent: Agent, workspace: Workspace | None, one: Checkpoint | None) -> 
     return _Side(state.section(FILES), state.fetch, _reading(agent))
 
 
-def check_place(agent: Agent, root: str | os.PathLike[str], branch: str = "") -> None:
-    """Raise where a directory can be no workspace. Of one in another's, that one's rollback would take files away.
-
-    ``branch``: the one of this agent that is to have it, and may have had another.
-    """
-    path = Path(os.path.realpath(root))
-    if path == path.parent or in_store(path):
-        what = "the whole file system" if path == path.parent else "a Holdfast store, or lies in one"
-        raise BadOption(f"{path} is {what}, and so no workspace", hint="Choose a directory of its own.")
-    for one in infos(agent._db.view):
-        other = Path(one.path)
-        if (one.agent, one.branch) == (agent.name, branch) or one.host != socket.gethostname() or not other.is_dir():
-            continue
-        if other in path.parents or path in other.parents:
-            how = "lies in" if other in path.parents else "holds"
-            raise BadOption(
-                f"{path} {how} {other}, the workspace of {one.agent}@{one.branch}: each would change the other's files",
-                hint="Choose a directory beside it.",
-            )
-
-
 def attach(agent: Agent, root: str | os.PathLike[str], ignore: Iterable[str] = ()) -> Workspace:
     """Let an agent have a directory. What is there stays, and goes into the next checkpoint."""
     made = Workspace(agent, root, ignore)
     if not made.path.is_dir():
         raise BadOption(f"{made.path} is no directory", hint="Make it first.")
     db, mine = agent._db, agent._branch.uuid.hex()
-    known, this = claims(db.view), Claim(str(made.path), socket.gethostname())
-    others = [name for name, one in known.items() if one[:2] == this[:2] and name != mine]
+    known = claims(db.view)
+    others = [name for name, one in known.items() if name != mine and one.is_of(made.path)]
     there = known.get(mine)
-    if there is None or there[:2] != this[:2]:
+    if there is None or not there.is_of(made.path):
         check_place(agent, made.path, agent.branch_name)
-    returning = there is not None and bool(there.to) and there[:2] == this[:2]
-    if any(known[name].to for name in others) or (restore.halfway(made.path) and not returning):
-        raise BadOption(
-            f"the files in {made.path} are half-way: they were being put back for another branch, or by another store",
-            hint=f"Open that one first. If you know that they are right, remove {made.path / STAGING}.",
-        )
-    if there is not None and there.to and there.here and not returning:
-        raise BadOption(
-            f"files of {agent.name!r} are still to be put back in {there.path}, its workspace until now",
-            hint="Open the agent with that one first.",
-        )
+    this = claim_on(agent, made.path)
+    if there is not None and there.to:
+        if not made.is_that_of(there):
+            raise half_way_elsewhere(agent, there, made.path)
+        this = this._replace(to=there.to, at=there.at)
+    if any(known[name].to for name in others) or (restore.halfway(made.path) and not this.to):
+        raise half_way_for_another(agent, made.path, others)
     agent._check_writer().layers.append(made)
-    for one in infos(db.view) if others else ():
-        if (one.path, one.host) == this[:2] and (one.agent, one.branch) != (agent.name, agent.branch_name):
+    for name, branch, one in owned(db.view) if others else ():
+        if one.is_of(made.path) and (name, branch) != (agent.name, agent.branch_name):
             log.warning(
                 "%s: %s was the workspace of %s@%s, which has none from now on: a directory belongs to one branch."
-                " That one's changes to files are not saved any more.", agent.name, one.path, one.agent, one.branch,
+                " That one's changes to files are not saved any more.", agent.name, one.path, name, branch,
             )  # fmt: skip
-    if others or there is None or there[:2] != this[:2]:
+    if others or there != this:
 
         def take(change: Change) -> None:
             for name in others:
-                change.set_fact(FACT + name, None)
+                change.set_fact(WORKSPACE + name, None)
             claim(change, agent._branch, this)
 
         db.change(take)
@@ -659,15 +571,47 @@ def _trusted(agent: Agent, paths: Mapping[bytes, Entry | Difference], root: byte
     )
 
 
-def _staying(agent: Agent, found: Mapping[bytes, Difference], wanted: Callable[[], Tree]) -> list[bytes]:
-    """Those that another tree does not have because its own rules leave them out: it does not say that they go.
+def _staying(
+    agent: Agent,
+    root: Path | None,
+    found: Mapping[bytes, Difference],
+    now: Callable[[], Tree],
+    wanted: Callable[[], Tree],
+) -> dict[bytes, str]:
+    """Those that stay as they are, since rules leave them out, and whose rules do: those of either tree.
 
-    Nothing of them is in that checkpoint, and what is there now was saved only because the rules were others.
+    Of what the other tree's own rules leave out, nothing is in that checkpoint: it does not say that they go, and what
+    is there now was saved only because the rules were others. Of what the rules of now leave out, what lies in the
+    directory is in no checkpoint. The rules are those of the trees, so that after a kill the answer is the same.
     """
     if not any(os.path.basename(path).decode(errors="replace") in RULES for path in found):
-        return []  # what is there was looked at with the same rules
+        return {}  # what is there was looked at with the same rules
+    going = [
+        (os.fsdecode(path), before.content is None)
+        for path, (before, after) in found.items()
+        if before is not None and after is None
+    ]
+    coming = [
+        (os.fsdecode(path), after.content is None)
+        for path, (before, after) in found.items()
+        if before is None and after is not None and root is not None and _lies(root, path)
+    ]
+    staying = dict.fromkeys(left_out(going, _rules(agent, wanted())), "a rule of that checkpoint") if going else {}
+    if coming:
+        staying |= dict.fromkeys(left_out(coming, _rules(agent, now())), "a rule that counts now")
+    return {os.fsencode(path): why for path, why in staying.items()}
+
+
+def _lies(root: Path, path: bytes) -> bool:
+    """Whether something lies at a path, and no link leads there."""
+    above, name = os.path.split(os.path.join(os.fsencode(root), path))
+    return os.path.realpath(above) == above and os.path.lexists(os.path.join(above, name))
+
+
+def _rules(agent: Agent, tree: Tree) -> dict[str, dict[str, str]]:
+    """What files of rules in a tree say, by directory and by name."""
     texts: dict[str, dict[str, str]] = {}
-    for path, entry in wanted().items():
+    for path, entry in tree.items():
         above, _, name = os.fsdecode(path).rpartition("/")
         if name in RULES and isinstance(entry.content, Content):
             said = b""
@@ -676,12 +620,7 @@ def _staying(agent: Agent, found: Mapping[bytes, Difference], wanted: Callable[[
                 if len(said) >= RULES_MAX_BYTES:
                     break
             texts.setdefault(above + "/" * bool(above), {})[name] = os.fsdecode(said[:RULES_MAX_BYTES])
-    going = [
-        (os.fsdecode(path), before.content is None)
-        for path, (before, after) in found.items()
-        if before is not None and after is None
-    ]
-    return [os.fsencode(path) for path in left_out(going, texts)]
+    return texts
 
 
 def _pairs(items: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:

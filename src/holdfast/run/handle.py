@@ -19,6 +19,7 @@ import holdfast.agent.agent as below
 from holdfast.agent import unsaved
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.layers import WORKSPACE
 from holdfast.agent.names import check_label
 from holdfast.agent.points import END
 from holdfast.codec.values import encode
@@ -473,14 +474,15 @@ class Agent(Environment, SafePoints, below.Agent):
                     hint="Close that handle first, or open it with the same one.",
                 )
             return
-        if root == REMEMBERED and self._db.view.fact(f"workspace {self._branch.uuid.hex()}") is None:
+        if root == REMEMBERED and self._db.view.fact(WORKSPACE + self._branch.uuid.hex()) is None:
             head = self.head
             if head is None or not head.has_files:
                 return
-        from holdfast.process import workspace as process  # few agents have one
+        from holdfast.process import claims  # few agents have one
+        from holdfast.process import workspace as process
 
         if root == REMEMBERED:
-            root = process.remembered(self)
+            root = claims.remembered(self)
         if root is not None:
             self._workspace = process.attach(self, root)
 
@@ -569,7 +571,7 @@ class Agent(Environment, SafePoints, below.Agent):
             return cast("Agent", super().branch(name, at))  # the store makes these
         if at is None and self.dirty:
             self.checkpoint(f"before branch {name}")
-        from holdfast.process.workspace import check_place
+        from holdfast.process.claims import check_place
 
         check_place(self, workspace)
         copy = self.export_workspace(at, workspace)

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import holdfast.agent.store as below
 from holdfast.agent.fleet import Page
+from holdfast.agent.layers import WORKSPACE
 from holdfast.agent.opened import adopt, settle
 from holdfast.agent.when import DEFAULT, When
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
@@ -47,10 +48,10 @@ from holdfast.store.changes import Change, Said, now_us, who
 from holdfast.store.rows import Branch, End, Point
 
 if TYPE_CHECKING:
+    from holdfast.process.claims import WorkspaceInfo
     from holdfast.process.images import Frozen
     from holdfast.process.migration import Migrated
     from holdfast.process.thaw import Thawed
-    from holdfast.process.workspace import WorkspaceInfo
     from holdfast.run.batch import Batch, OnError
     from holdfast.run.handover import Submitted
     from holdfast.run.schedule import ScheduleInfo
@@ -120,11 +121,11 @@ class Store(below.Store):
     def workspaces(self) -> list[WorkspaceInfo]:
         """The directories that branches have, by agent and branch, and whether files are still to be put back there."""
         self._check_open()
-        if not any(name.startswith("workspace ") for name in self._db.view.facts()):
+        if not any(name.startswith(WORKSPACE) for name in self._db.view.facts()):
             return []
-        from holdfast.process import workspace
+        from holdfast.process import claims
 
-        return workspace.infos(self._db.view)
+        return claims.infos(self._db.view)
 
     def _open_alone(self, name: str, *, branch: str = below.MAIN, create: bool = True) -> Agent:
         """A handle that nobody else in this process gets; ``AgentBusy`` where somebody has one."""
@@ -603,7 +604,7 @@ class Store(below.Store):
 
         And the two checkpoints between which the files of a directory are: whoever finishes that needs both.
         """
-        from holdfast.process.workspace import claims  # few agents have one
+        from holdfast.process.claims import claims  # few agents have one
 
         directories = claims(self._db.view)
         for branch in branches:

@@ -48,12 +48,27 @@ def identity() -> Identity:
     return _identity(os.getpid())
 
 
+def boot() -> str:
+    """The run of the machine; empty where nobody can tell."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def machine() -> str:
+    """What the machine, or the container, is called for good. Many containers have none, or that of their image."""
+    with suppress(OSError):
+        return Path("/etc/machine-id").read_text().strip()
+    return ""
+
+
 @lru_cache(1)
 def _identity(pid: int) -> Identity:
+    if not (run := boot()):
+        return "", pid, 0
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")]
-        return " ".join([boot, *spaces]), pid, _stat(pid)[1]
+        return " ".join([run, *spaces]), pid, _stat(pid)[1]
     except (OSError, ValueError, IndexError):
         return "", pid, 0
 

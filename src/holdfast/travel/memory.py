@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from holdfast.agent import history as stored
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.errors import Blocked, InvariantViolated
-from holdfast.process.workspace import claim_of
+from holdfast.process.claims import claim_of
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
 from holdfast.run.host import AgentHost
