@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import StoreCopied
+from holdfast.store import sqlite
 
 
 def photo(store, name, *, seed=0):
@@ -58,6 +59,19 @@ def test_one_that_is_renamed_stays_the_one(original, tmp_path):
     with holdfast.open(tmp_path / "elsewhere") as store:
         photo(store, "b")
         assert store.verify().ok
+
+
+def test_a_copy_that_happens_to_get_the_inode_of_its_original_is_a_copy_all_the_same(original, tmp_path, monkeypatch):
+    """On a volume of its own, or in the place of the original: inodes are given again."""
+    copy = tmp_path / "second"
+    shutil.copytree(original, copy)
+    same = (original / "store.db").stat().st_ino
+    look = sqlite._look
+    monkeypatch.setattr(sqlite, "_look", lambda path: (found[0], same) if (found := look(path)) else None)
+    with holdfast.open(original) as store:
+        assert store.verify().ok
+    with pytest.raises(StoreCopied):
+        holdfast.open(copy)
 
 
 def test_a_copy_that_has_its_packs_with_it_is_a_store_of_its_own(tmp_path):

@@ -39,7 +39,7 @@ from holdfast.errors import (
 )
 from holdfast.store.cipher import HINT
 from holdfast.store.engine import Args, Refused, Row, Shared, Tx, check_poison
-from holdfast.store.files import Layout, close_quietly, unavailable
+from holdfast.store.files import Layout, birth_ns, close_quietly, unavailable
 from holdfast.store.tables import HANDLES, NUMBER_MAX, Dialect, check_version, columns_of
 
 ENGINE_WAIT_MS = 5_000
@@ -431,7 +431,9 @@ class Sqlite:
         )
 
     def identity(self) -> bytes:
-        return str(self._catalog[1]).encode() if self._catalog is not None else b""
+        if self._catalog is None:
+            return b""
+        return f"{self._catalog[1]}/{birth_ns(self._catalog_path)}".encode()
 
     def check_place(self) -> None:
         """Before a commit: what is written now can be found at the path again.
