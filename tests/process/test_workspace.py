@@ -27,6 +27,8 @@ from holdfast.store import processes
 from holdfast.store.changes import Change
 from holdfast.store.packs import Packs
 from tests.agent.damage import KEY, memory
+from tests.codec.fuzz import SMALL
+from tests.limits import limits
 from tests.lives import CHANGES, die, dies
 
 
@@ -307,6 +309,38 @@ def test_what_is_half_way_is_finished_whatever_happens_meanwhile(store_path, rep
         if meanwhile == "edited":
             kept = next(point for point in agent.log(all=True) if point.label.startswith("files that were changed"))
             assert agent.read_file("README", kept) == b"by somebody else"
+        assert store.verify().ok
+
+
+def test_going_to_and_fro_the_store_has_what_this_process_has(store_path, repo, rounds):
+    """Trees of the last checkpoints are kept in memory. Meanwhile states are sealed, and others are forgotten."""
+    noise, out = random.Random(3), repo.parent / "out"
+    for number in range(60):
+        (repo / f"{number}").write_text(str(number))
+    with limits({**SMALL, "SEAL_CHECKPOINTS": 5}), holdfast.open(store_path) as store:
+        agent, trees = store.agent("coder", workspace=repo), {}
+        for step in range(rounds(40, 1_000)):
+            for _ in range(noise.choice([0, 1, 3])):
+                path = repo / str(noise.randrange(70))
+                path.unlink() if path.exists() and noise.random() < 0.2 else path.write_text(str(step))
+            trees[agent.checkpoint(str(step)).id] = tree(repo)
+            if noise.random() < 0.2:
+                store.retain(policy=holdfast.Policy(last=noise.choice([1, 4])))
+            way = noise.choice(["on", "on", "back", "further", "undo"])
+            there = {one.id: one for one in agent.log(all=True)}
+            if way == "undo" and agent.head.parent_id in there:
+                wanted = trees[agent.head.parent_id]
+                trees[agent.undo().id] = wanted
+            elif way in {"back", "further"}:
+                line = list(agent.log())[: 2 if way == "back" else 9]
+                agent.rollback(line[-1])
+                wanted = trees[line[-1].id]
+            else:
+                wanted = tree(repo)
+            assert tree(repo) == wanted
+            shutil.rmtree(out, ignore_errors=True)
+            agent.export_workspace(agent.head, out)  # out of what is stored
+            assert tree(out) == wanted
         assert store.verify().ok
 
 
