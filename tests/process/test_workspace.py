@@ -12,9 +12,10 @@ import stat
 import subprocess
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import apsw
 import pytest
 
 import holdfast
@@ -342,6 +343,33 @@ def test_going_to_and_fro_the_store_has_what_this_process_has(store_path, repo, 
             agent.export_workspace(agent.head, out)  # out of what is stored
             assert tree(out) == wanted
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("lost", ["a node", "operations"])
+def test_nobody_goes_back_to_a_tree_in_memory_of_which_the_store_has_lost_something(store_path, repo, lost):
+    for number in range(60):
+        (repo / f"{number}").write_text(str(number))
+    with limits(SMALL), holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / "7").write_text("two")
+        two = agent.checkpoint("two")._current().n
+        before = agent._document.apart(FILES)
+        (repo / "30").write_text("three")
+        head, three = agent.checkpoint("three"), tree(repo)
+        assert store.verify().ok
+        now = {leaf.digest for leaf in agent._document.apart(FILES).leaves}
+        (other,) = [leaf.digest for leaf in before.leaves if leaf.digest not in now]
+        with closing(apsw.Connection(str(store_path / "store.db"))) as connection:
+            if lost == "a node":
+                connection.execute("DELETE FROM node WHERE digest = ?", (other,))
+            else:
+                connection.execute("UPDATE loose SET data = zeroblob(length(data)) WHERE n = ?", (two,))
+            assert connection.changes() == 1
+        with pytest.raises(Damaged):
+            agent.rollback("two")
+        assert (agent.head, tree(repo)) == (head, three)
+        assert not store.workspaces()[0].half_way
 
 
 @pytest.mark.parametrize("at", [1, 3])
