@@ -628,12 +628,15 @@ def read(root: bytes, fetch: Fetch, *, sparse: bool = False, beside: Tree | None
 
 def nodes_under(root: bytes, fetch: Fetch) -> set[bytes]:
     """The digests of all nodes of a tree as the store has it. No leaf is read for that, unless it is the root."""
-    found = {root}
-    nodes = fetch([root])
-    for level in range(nodes[root][1], 0, -1):
-        below = [node[at : at + DIGEST_BYTES] for node in nodes.values() for at in range(2, len(node), ENTRY_BYTES)]
-        found.update(below)
-        nodes = fetch(below) if level > 1 else {}
+    found, nodes = {root}, fetch([root])
+    kind, top = nodes[root][:1], nodes[root][1:2]
+    for level in range(top[0] if top else 0, 0, -1):
+        below: set[bytes] = set()
+        for node in nodes.values():
+            _expect_node(node, kind, level)
+            below.update([node[at : at + DIGEST_BYTES] for at in range(2, len(node), ENTRY_BYTES)])
+        found |= below
+        nodes = fetch([*below]) if level > 1 else {}
     return found
 
 
