@@ -168,12 +168,17 @@ class State:
         if size != length or hasher.digest() != digest:
             raise CorruptValue("the content of a file is not what was written", what=("the content of a file",))
 
-    def tree(self, root: bytes) -> Tree:
-        """A tree inside an item."""
+    def tree(self, root: bytes, beside: Tree | None = None) -> Tree:
+        """A tree inside an item, or that of a section which an operation gives as a whole."""
         tree = self.trees.get(root)
         if tree is None:
-            tree = self.trees.add(read(root, self.fetch, sparse=self.sparse)[0])
+            tree = self.trees.add(read(root, self.fetch, sparse=self.sparse, beside=beside)[0])
         return tree
+
+    def other(self, name: str) -> Tree | None:
+        """A section of the state beside this one, where that is read."""
+        tree = self.beside.get(name)
+        return tree if isinstance(tree, Tree) else None
 
     def section(self, name: str) -> Tree:
         """A section's tree, read and proven if need be. Raises KeyError."""
@@ -200,8 +205,7 @@ class State:
         if since and len(since[0].path) == 1 and since[0].code == op.SET:
             base = root_of(since[0].args[0])  # it was given as a whole since
         there = nodes_under(base, self.fetch) if base is not None else set[bytes]()
-        beside = self.beside.get(name)
-        beside = beside if isinstance(beside, Tree) else None
+        beside = self.other(name)
         tree = kept.resting_on(there, beside)
         if tree is not None:
             there.difference_update([leaf.digest for leaf in beside.leaves] if beside is not None else ())
@@ -216,8 +220,7 @@ class State:
         raw = None
         draft = Replay(self)
         if base is not None:
-            beside = self.beside.get(name)
-            beside = beside if isinstance(beside, Tree) else None
+            beside = self.other(name)
             tree, raw = read(base, self.fetch, sparse=self.sparse, beside=beside)
             if base == digest:
                 return tree, raw if beside is None else None
