@@ -165,8 +165,7 @@ def campaign(model: Model, noise: random.Random, steps: int) -> None:
             if parent:
                 assert (agent.state["n"], tree(model.root)) == model.saved[parent]
                 model.note(agent)
-            else:
-                model.saved[made.id] = 0, tree(model.root)
+            else:  # before the first one there were neither: nobody goes back to that
                 agent.rollback(head)
         elif what == "reopen":
             store.close()
