@@ -8,8 +8,9 @@ import random
 import pytest
 
 from holdfast.codec.blocks import DICT, LIST, SET
-from holdfast.codec.tree import Hunk, build, read, set_hunks
-from holdfast.codec.values import encode
+from holdfast.codec.contents import key_of
+from holdfast.codec.tree import Hunk, build, nodes_under, read, set_hunks
+from holdfast.codec.values import decode, encode
 from tests.codec.fuzz import SMALL
 from tests.limits import limits
 
@@ -65,10 +66,91 @@ def test_hunks_lead_to_the_tree_that_the_items_have(kind, rounds):
                 tree = after
 
 
-def _key(pair):
-    from holdfast.codec.contents import key_of
-    from holdfast.codec.values import decode
+def _pairs_changed(source, items, keys):
+    """Hunks for a dict of numbered keys: values that are others, some that go, some that come."""
+    some = [(at, one) for at, one in enumerate(items) if source.random() < 0.04]
+    found = [Hunk(at, at + 1, [key_of(one) + noise(source)] * (source.random() < 0.8), [one]) for at, one in some]
+    come = [encode(f"key {next(keys)}") + noise(source) for _ in range(source.choice([0, 0, 2]))]
+    return [*found, Hunk(len(items), len(items), come)] if come else found
 
+
+def noise(source):
+    return encode("x" * source.randrange(60) + str(source.random()))
+
+
+def test_a_tree_beside_another_finds_its_keys_and_takes_them_over(rounds):
+    """What was sealed once, with much of what is live now: keys are asked for, it is changed, and becomes what is."""
+    for seed in range(rounds(60, 3_000)):
+        source, keys = random.Random(seed), iter(range(10**9))
+        with limits(SMALL):
+            nodes: dict[bytes, bytes] = {}
+            fetch = fetch_from(nodes)
+            items = [encode(f"key {next(keys)}") + noise(source) for _ in range(source.choice([30, 300]))]
+            live = build(DICT, items)
+            stored(live, nodes)
+            root, old = live.root, items
+            for _ in range(source.randrange(4)):
+                hunks = _pairs_changed(source, items, keys)
+                live = live.apply(hunks, fetch)
+                items = _done(items, hunks)
+            assert live.place(key_of(items[3]), fetch) == 3
+            tree = read(root, fetch, beside=live)[0]
+            for step in range(3):
+                for at in source.sample(range(len(old)), 5):
+                    assert tree.place(key_of(old[at]), fetch) == at
+                absent = {key_of(one) for one in items} - {key_of(one) for one in old}
+                assert {tree.place(key, fetch) for key in (*absent, encode("absent"))} == {-1}
+                if step == 1 and source.random() < 0.5:  # what is live goes on meanwhile
+                    live.apply(_pairs_changed(source, items, keys), fetch)
+                hunks = _pairs_changed(source, old, keys)
+                tree, old = tree.apply(hunks, fetch), _done(old, hunks)
+            tree.take_over(fetch)
+            for one, there in ((tree, old), (live, items)):
+                assert one.all(fetch) == there
+                assert [one.place(key_of(item), fetch) for item in there] == list(range(len(there)))
+                assert one.place(encode("absent"), fetch) == -1
+
+
+def test_a_tree_rests_on_the_nodes_that_it_is_said_to(rounds):
+    for seed in range(rounds(60, 3_000)):
+        source, keys = random.Random(seed), iter(range(10**9))
+        with limits(SMALL):
+            nodes: dict[bytes, bytes] = {}
+            fetch = fetch_from(nodes)
+            items = [encode(f"key {next(keys)}") + noise(source) for _ in range(source.choice([1, 30, 300]))]
+            trees = [build(DICT, items)]
+            for _ in range(4):
+                if source.random() < 0.7:
+                    stored(trees[-1], nodes)
+                hunks = _pairs_changed(source, items, keys)
+                trees.append(trees[-1].apply(hunks, fetch))
+                items = _done(items, hunks)
+            stored(trees[0], nodes)
+            there = nodes_under(trees[0].root, fetch)
+            assert there == digests(trees[0])
+            for kept in trees:
+                tree = kept.resting_on(there, source.choice([None, *trees]))
+                assert (tree.root, tree.all(dict), tree.starts) == (kept.root, kept.all(dict), kept.starts)
+                brought = {node.digest for node, _, _ in tree.unstored(dict)}
+                assert brought | there >= digests(kept)
+            stored(trees[-1], nodes)
+            trees[-1].let_go()
+            lost = trees[-1].resting_on((), None)
+            assert lost is None or all(leaf.items is not None for leaf in trees[-1].leaves)
+
+
+def _done(items, hunks):
+    items = items.copy()
+    for hunk in reversed(hunks):
+        items[hunk.start : hunk.stop] = hunk.items
+    return items
+
+
+def digests(tree):
+    return {node.digest for level in (tree.leaves, *tree.levels) for node in level}
+
+
+def _key(pair):
     return decode(key_of(pair))
 
 

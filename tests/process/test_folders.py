@@ -17,13 +17,21 @@ MANY = 3 * folders._GLANCES_MIN
 """Enough for several threads."""
 
 
-@pytest.fixture(params=["at once", "one by one"])
+@pytest.fixture(params=["at once", "by whole paths", "one by one"])
 def way(request, monkeypatch):
-    """With the system's library, and where it is another one than is known."""
+    """With the system's library, also where threads must stay where they are; and where it is another one."""
     if request.param == "one by one":
         monkeypatch.setattr(folders, "_has_fts", lambda: False)
     elif not folders._has_fts():
         pytest.skip("not with this library")
+    elif request.param == "by whole paths":
+        monkeypatch.setattr(folders, "_stands_apart", lambda _: False)
+
+
+def stamps_of(root, *lists):
+    """The stamps of lists of paths beneath a root, wherever this process stands."""
+    with folders.Folders(root) as opened:
+        return stamps([Paths(os.fsencode(root), paths) for paths in lists], opened.root)
 
 
 def paths_in(root):
@@ -47,27 +55,50 @@ def test_many_statuses_are_those_that_each_one_has(tmp_path):
     there = paths_in(tmp_path)
     wanted = [stamp_of(os.lstat(path)) for path in there]
     assert len(set(wanted)) == len(there) == 10
-    assert stamps([]) == []
-    assert stamps([Paths([path]) for path in there]) == wanted
+    inner = [path.removeprefix(os.fsencode(tmp_path) + b"/") for path in there]
+    assert stamps_of(tmp_path) == []
+    assert stamps_of(tmp_path, *([path] for path in inner)) == wanted
     times = -(-MANY // len(there))
-    assert stamps([Paths(there), Paths(there * times)]) == wanted * (times + 1)
+    assert stamps_of(tmp_path, inner, inner * times) == wanted * (times + 1)
+    assert stamps_of(tmp_path, [b""]) == [stamp_of(os.lstat(tmp_path))]
 
 
 @pytest.mark.usefixtures("way")
 def test_what_cannot_be_looked_at_is_not_what_it_was(tmp_path):
-    paths = [b"%b/%d" % (os.fsencode(tmp_path), number) for number in range(6)]
+    paths = [tmp_path / f"{number}" for number in range(6)]
     for path in paths:
-        Path(os.fsdecode(path)).write_bytes(b"before")
-    before = stamps([Paths(paths)])
-    os.unlink(paths[0])
-    os.unlink(paths[1])
-    os.symlink("2", paths[1])
-    Path(os.fsdecode(paths[2])).write_bytes(b"content of another length")
+        path.write_bytes(b"before")
+    names = [os.fsencode(path.name) for path in paths] * (MANY // len(paths))
+    before = stamps_of(tmp_path, names)[:6]
+    paths[0].unlink()
+    paths[1].unlink()
+    paths[1].symlink_to("2")
+    paths[2].write_bytes(b"content of another length")
     os.utime(paths[3], ns=(0, 0))
-    os.rename(paths[4], paths[5])
-    now = stamps([Paths([*paths, paths[0] + b"/below", b"/" + b"x" * 5_000])])
+    paths[4].rename(paths[5])
+    now = stamps_of(tmp_path, [b"0/below", b"x" * 5_000, *names])
     assert not {*before[:4], *before[5:]} & {*now}
-    assert now[0] == now[4] == now[6] == now[7]
+    assert now[0] == now[1] == now[2] == now[6]
+
+
+def test_only_the_threads_that_look_stand_in_the_root(tmp_path, monkeypatch):
+    """The program, and what it starts meanwhile, stay where they are."""
+    if not folders._has_fts():
+        pytest.skip("not with this library")
+    stood, stands = [], folders._stands_apart
+
+    def standing(root):
+        there = stands(root)
+        stood.append((there, os.getcwd()))
+        return there
+
+    monkeypatch.setattr(folders, "_stands_apart", standing)
+    monkeypatch.chdir("/")
+    (tmp_path / "file").touch()
+    assert {*stamps_of(tmp_path, [b"file"] * MANY)} == {stamp_of(os.lstat(tmp_path / "file"))}
+    assert os.getcwd() == "/"
+    if any(there for there, _ in stood):  # a sandbox may forbid it
+        assert {*stood} == {(True, str(tmp_path))}
 
 
 LOOKS = """
@@ -77,11 +108,11 @@ from holdfast.process.folders import Paths, stamps
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-paths = [Paths([os.fsencode(sys.argv[1])] * 6_000)]
-stamps(paths)
+paths, root = [Paths(os.fsencode(sys.argv[1]), [b""] * 6_000)], os.open(sys.argv[1], os.O_RDONLY)
+stamps(paths, root)
 before = resident()
 for _ in range(50):
-    stamps(paths)
+    stamps(paths, root)
 print(resident() - before)
 """
 

@@ -124,21 +124,26 @@ def test_another_process_reads_nothing_again_that_was_remembered_for_it(root, tm
 def test_whatever_is_remembered_a_scan_finds_what_one_finds_that_remembers_nothing(root, rounds, monkeypatch):
     """Names that come and go, files that are written in place, rules that change: in one process and across several."""
     monkeypatch.setattr(scan, "TICK_NS", 20_000_000)
-    noise, mine, tree = random.Random(5), Scanner(root), {}
+    noise, mine, tree, compared = random.Random(5), Scanner(root), {}, {}
     places = ["", "a/", "a/b/", "c/"]
     for number in range(rounds(60, 2_000)):
         for _ in range(noise.choice([0, 1, 1, 3])):
             _stir(root, noise.choice(places), noise)
         time.sleep(0.03)
         before = mine
+        differing = None if number % 3 else {one for one in tree | compared if tree.get(one) != compared.get(one)}
         if noise.random() < 0.3:
-            mine = Scanner(root)
+            mine, differing = Scanner(root), None
             mine.remember(before.memory())
-        found = mine.scan(tree)
-        tree = applied(tree, found)
+        found, compared = mine.scan(tree, differing=differing), tree
+        if noise.random() < 0.9:  # otherwise it is not saved, and has to be found again
+            tree = applied(tree, found)
+        else:
+            found = mine.scan(tree, differing=())
         plain = Scanner(root).scan({})
-        assert tree.keys() == plain.changed.keys(), number
-        assert all(equal(tree[path], entry) for path, entry in plain.changed.items()), number
+        there = applied(tree, found)
+        assert there.keys() == plain.changed.keys(), number
+        assert all(equal(there[path], entry) for path, entry in plain.changed.items()), number
         assert found.skipped == plain.skipped
         if noise.random() < 0.2:
             tree = {path: entry for path, entry in tree.items() if noise.random() < 0.9}  # the caller lost some

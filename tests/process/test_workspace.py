@@ -13,9 +13,10 @@ import stat
 import subprocess
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import apsw
 import pytest
 
 import holdfast
@@ -28,6 +29,8 @@ from holdfast.store import processes
 from holdfast.store.changes import Change
 from holdfast.store.packs import Packs
 from tests.agent.damage import KEY, memory
+from tests.codec.fuzz import SMALL
+from tests.limits import limits
 from tests.lives import CHANGES, die, dies
 
 
@@ -163,8 +166,7 @@ def campaign(model: Model, noise: random.Random, steps: int) -> None:
             if parent:
                 assert (agent.state["n"], tree(model.root)) == model.saved[parent]
                 model.note(agent)
-            else:
-                model.saved[made.id] = 0, tree(model.root)
+            else:  # before the first one there were neither: nobody goes back to that
                 agent.rollback(head)
         elif what == "reopen":
             store.close()
@@ -309,6 +311,65 @@ def test_what_is_half_way_is_finished_whatever_happens_meanwhile(store_path, rep
             kept = next(point for point in agent.log(all=True) if point.label.startswith("files that were changed"))
             assert agent.read_file("README", kept) == b"by somebody else"
         assert store.verify().ok
+
+
+def test_going_to_and_fro_the_store_has_what_this_process_has(store_path, repo, rounds):
+    """Trees of the last checkpoints are kept in memory. Meanwhile states are sealed, and others are forgotten."""
+    noise, out = random.Random(3), repo.parent / "out"
+    for number in range(60):
+        (repo / f"{number}").write_text(str(number))
+    with limits({**SMALL, "SEAL_CHECKPOINTS": 5}), holdfast.open(store_path) as store:
+        agent, trees = store.agent("coder", workspace=repo), {}
+        for step in range(rounds(40, 1_000)):
+            for _ in range(noise.choice([0, 1, 3])):
+                path = repo / str(noise.randrange(70))
+                path.unlink() if path.exists() and noise.random() < 0.2 else path.write_text(str(step))
+            trees[agent.checkpoint(str(step)).id] = tree(repo)
+            if noise.random() < 0.2:
+                store.retain(policy=holdfast.Policy(last=noise.choice([1, 4])))
+            way = noise.choice(["on", "on", "back", "further", "undo"])
+            there = {one.id: one for one in agent.log(all=True)}
+            if way == "undo" and agent.head.parent_id in there:
+                wanted = trees[agent.head.parent_id]
+                trees[agent.undo().id] = wanted
+            elif way in {"back", "further"}:
+                line = list(agent.log())[: 2 if way == "back" else 9]
+                agent.rollback(line[-1])
+                wanted = trees[line[-1].id]
+            else:
+                wanted = tree(repo)
+            assert tree(repo) == wanted
+            shutil.rmtree(out, ignore_errors=True)
+            agent.export_workspace(agent.head, out)  # out of what is stored
+            assert tree(out) == wanted
+        assert store.verify().ok
+
+
+@pytest.mark.parametrize("lost", ["a node", "operations"])
+def test_nobody_goes_back_to_a_tree_in_memory_of_which_the_store_has_lost_something(store_path, repo, lost):
+    for number in range(60):
+        (repo / f"{number}").write_text(str(number))
+    with limits(SMALL), holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / "7").write_text("two")
+        two = agent.checkpoint("two")._current().n
+        before = agent._document.apart(FILES)
+        (repo / "30").write_text("three")
+        head, three = agent.checkpoint("three"), tree(repo)
+        assert store.verify().ok
+        now = {leaf.digest for leaf in agent._document.apart(FILES).leaves}
+        (other,) = [leaf.digest for leaf in before.leaves if leaf.digest not in now]
+        with closing(apsw.Connection(str(store_path / "store.db"))) as connection:
+            if lost == "a node":
+                connection.execute("DELETE FROM node WHERE digest = ?", (other,))
+            else:
+                connection.execute("UPDATE loose SET data = zeroblob(length(data)) WHERE n = ?", (two,))
+            assert connection.changes() == 1
+        with pytest.raises(Damaged):
+            agent.rollback("two")
+        assert (agent.head, tree(repo)) == (head, three)
+        assert not store.workspaces()[0].half_way
 
 
 @pytest.mark.parametrize("at", [1, 3])

@@ -436,7 +436,7 @@ class Agent:
         """Let the live state be that of a checkpoint: a change like any other, with a checkpoint of its own."""
         try:
             wanted = history.state_of(self._db.now, point, self._newest)
-            wanted.beside = self._document.told.sections
+            wanted.stand_beside(self._document.told)
             going = self._going(wanted, b"")
             self._document.become(wanted, record=True)
         except Damaged:
@@ -516,7 +516,7 @@ class Agent:
         source = history.Stored(self._db.now, point, self._newest)
         wanted = State(source)
         self._document.digests()
-        wanted.beside = self._document.told.sections
+        wanted.stand_beside(self._document.told)
         self._document.told.differences(wanted)
         return wanted, source
 

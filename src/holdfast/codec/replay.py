@@ -48,7 +48,8 @@ class Replay:
             raise _Unfit
         name = path[0]
         if len(path) == 1 and code == op.SET:
-            self.sections[name] = self.content(args[0]) or self.state.settle(build(VALUE, [args[0]]))
+            tree = self.content(args[0], self.state.other(name))
+            self.sections[name] = tree or self.state.settle(build(VALUE, [args[0]]))
             return
         if name not in self.sections:
             raise _Unfit
@@ -64,11 +65,11 @@ class Replay:
             draft = draft.child(part)
         draft.change(code, path[-1], args)
 
-    def content(self, data: bytes) -> Tree | None:
+    def content(self, data: bytes, beside: Tree | None = None) -> Tree | None:
         """The tree of a container, from how it stands in an operation or in its parent; None for anything else."""
         root = root_of(data)
         if root is not None:
-            return self.state.tree(root)
+            return self.state.tree(root, beside)
         inner = open_inline(data)
         return self.state.settle(build(inner.kind, inner.pairs)) if inner is not None else None
 

@@ -62,6 +62,9 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
     for section in gone:
         turning.drop(section.value)
     turning.finish()
+    for now in truth.values():
+        if isinstance(now, Tree):
+            now.take_over(wanted.fetch)
 
 
 def _read(told: State, before: Sections, wanted: list[tuple[str, bytes]]) -> Sections:

@@ -23,7 +23,7 @@ from holdfast.codec.diff import Differ, Relative, item_hunks, keeping, too_dear,
 from holdfast.codec.operations import Operation
 from holdfast.codec.replay import Replay
 from holdfast.codec.tracked import FLAT, GONE
-from holdfast.codec.tree import Tree, anchor, build, read
+from holdfast.codec.tree import Tree, anchor, build, nodes_under, read
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, decode_items
 from holdfast.codec.wire import collector_paused
@@ -119,12 +119,18 @@ class State:
         self.sparse = False
         # Sections of another state of the same store, which this one is about to become. What both have is not read.
         self.beside: Mapping[str, Tree | bytes] = {}
+        # Trees of that state and of those before it, as long as somebody keeps them.
+        self.past = Trees()
 
     def with_sections(self, sections: Mapping[str, Tree | bytes]) -> State:
         """Another state of the same source, with these sections of it."""
         state = State(self.source)
         state.trees, state.sections = self.trees, dict(sections)
         return state
+
+    def stand_beside(self, other: State) -> None:
+        """This one is compared with another state of the same store, and may become what that is."""
+        self.beside, self.past = other.sections, other.trees
 
     def digests(self) -> list[tuple[str, bytes]]:
         """Section digests, in order."""
@@ -162,12 +168,17 @@ class State:
         if size != length or hasher.digest() != digest:
             raise CorruptValue("the content of a file is not what was written", what=("the content of a file",))
 
-    def tree(self, root: bytes) -> Tree:
-        """A tree inside an item."""
+    def tree(self, root: bytes, beside: Tree | None = None) -> Tree:
+        """A tree inside an item, or that of a section which an operation gives as a whole."""
         tree = self.trees.get(root)
         if tree is None:
-            tree = self.trees.add(read(root, self.fetch, sparse=self.sparse)[0])
+            tree = self.trees.add(read(root, self.fetch, sparse=self.sparse, beside=beside)[0])
         return tree
+
+    def other(self, name: str) -> Tree | None:
+        """A section of the state beside this one, where that is read."""
+        tree = self.beside.get(name)
+        return tree if isinstance(tree, Tree) else None
 
     def section(self, name: str) -> Tree:
         """A section's tree, read and proven if need be. Raises KeyError."""
@@ -185,13 +196,31 @@ class State:
                 if not self.source.again():
                     raise
 
+    def _as_then(self, name: str, digest: bytes) -> Tree | None:
+        """A section that somebody has kept: no operations are done for it. What it rests on is proven nevertheless."""
+        kept, base = self.past.get(digest), self.source.base.get(name)
+        if kept is None:
+            return None
+        since = self.source.operations(name) if base != digest else []
+        if since and len(since[0].path) == 1 and since[0].code == op.SET:
+            base = root_of(since[0].args[0])  # it was given as a whole since
+        there = nodes_under(base, self.fetch) if base is not None else set[bytes]()
+        beside = self.other(name)
+        tree = kept.resting_on(there, beside)
+        if tree is not None:
+            there.difference_update([leaf.digest for leaf in beside.leaves] if beside is not None else ())
+            self.fetch([leaf.digest for leaf in tree.leaves if leaf.digest in there])
+        return tree
+
     def _load(self, name: str, digest: bytes) -> tuple[Tree, list[bytes] | None]:
+        then = self._as_then(name, digest)
+        if then is not None:
+            return then, None
         base = self.source.base.get(name)
         raw = None
         draft = Replay(self)
         if base is not None:
-            beside = self.beside.get(name)
-            beside = beside if isinstance(beside, Tree) else None
+            beside = self.other(name)
             tree, raw = read(base, self.fetch, sparse=self.sparse, beside=beside)
             if base == digest:
                 return tree, raw if beside is None else None

@@ -9,7 +9,7 @@ a leaf holds the trees that its items name and the store may lack, so that nothi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
@@ -81,7 +81,8 @@ class Tree:
         self.fresh: Sequence[Leaf] = ()  # leaves that were just made: whoever makes a tree closes it (``anchor``)
         # Of a dict with several leaves: key -> its leaf, in a cell that moves on with the leaf. Made when it is needed.
         self.where: dict[bytes, list[Leaf]] | None = None
-        self.beside: Tree | None = None  # one with many of the same leaves, which may know where their keys are
+        # One with many of the same leaves, which knows where their keys are: ``where`` has only those of other leaves.
+        self.beside: Tree | None = None
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -142,32 +143,65 @@ class Tree:
                         return start + at
             return -1
         if len(self.leaves) > 1:
-            cell = self._index(fetch).get(key)
-            if cell is None:
+            found = self._leaf_of(key, fetch)
+            if found is None:
                 return -1
-            leaf = cell[0]
-            start = self.starts[self.leaves.index(leaf)]
+            try:
+                start = self.starts[self.leaves.index(found)]
+            except ValueError:
+                return -1  # it is one that only the tree beside this one has
+            leaf = found
         for at, item in enumerate(self.items_of(leaf, fetch)):
             if item.startswith(key):  # no encoding is the beginning of another one
                 return start + at
         return -1
 
-    def _index(self, fetch: Fetch) -> dict[bytes, list[Leaf]]:
+    def _leaf_of(self, key: bytes, fetch: Fetch) -> Leaf | None:
+        """The leaf that a dict's key is in, if it is there at all. What is shared is not read for that."""
+        beside = self.beside
+        there = beside.where if beside is not None else None
+        if beside is not None and there is not None:
+            cell = self._index(fetch, beside.leaves).get(key) or there.get(key)
+            leaf = cell[0] if cell is not None else None
+            if beside.where is there:  # nobody has taken it over meanwhile
+                return leaf
+        if beside is not None:
+            self.where = None
+            self.beside = None  # in this order: an interrupt must not leave a part of the index as the whole of it
+        cell = self._index(fetch).get(key)
+        return cell[0] if cell is not None else None
+
+    def _index(self, fetch: Fetch, known: Sequence[Leaf] = ()) -> dict[bytes, list[Leaf]]:
+        """Where the keys of all leaves are but of those that are ``known``."""
         if self.where is None:
-            beside, self.beside = self.beside, None
+            shared = set(known)
+            leaves = [leaf for leaf in self.leaves if leaf not in shared]
             where: dict[bytes, list[Leaf]] = {}
-            unknown = self.leaves
-            there = beside.where if beside is not None else None
-            if beside is not None and there is not None:
-                cells, pairs, known = {leaf: [leaf] for leaf in self.leaves}, there.copy(), set(beside.leaves)
-                if beside.where is there:  # nobody has taken it over meanwhile
-                    where = {key: cells[leaf] for key, (leaf,) in pairs.items() if leaf in cells}
-                    unknown = [leaf for leaf in self.leaves if leaf not in known]
-            self._read(unknown, fetch)
-            for leaf in unknown:
+            self._read(leaves, fetch)
+            for leaf in leaves:
                 self._register(leaf, where, fetch)
             self.where = where
         return self.where
+
+    def stand_beside(self, other: Tree) -> None:
+        """Let another one, with many of the same leaves, say where their keys are, if it knows that of all it has."""
+        if other.where is not None and other.beside is None:
+            self.beside = other
+
+    def take_over(self, fetch: Fetch) -> None:
+        """Know where all keys are in place of the tree beside this one, which has had its day."""
+        beside = self.beside
+        if beside is None or beside.where is None:
+            return
+        old, new = beside.leaves, self.leaves
+        if len(old) == len(new):  # mostly each leaf that is another one has become that in its place
+            changed = [(at, at + 1, at, at + 1) for at in range(len(old)) if old[at] is not new[at]]
+        else:
+            shared = next((at for at, (one, two) in enumerate(zip(old, new, strict=False)) if one is not two), 0)
+            changed = [(shared, len(old), shared, len(new))]
+        if all(leaf.items is not None for a, b, c, d in changed for leaf in (*old[a:b], *new[c:d])):
+            beside._pass_on(self, changed, fetch)
+            self.beside = None
 
     def _register(self, leaf: Leaf, where: dict[bytes, list[Leaf]], fetch: Fetch) -> None:
         cell = [leaf]  # leaves are shared between trees, cells are not
@@ -444,14 +478,28 @@ class Tree:
     def as_new(self, fetch: Fetch) -> Tree:
         """The same tree with nodes of its own, none of them stored."""
         self.warm([(0, self.count)], fetch)
-        leaves = []
-        for leaf in self.leaves:
-            made = Leaf(self.items_of(leaf, fetch), leaf.count, leaf.size, closed=leaf.closed)
-            made.named(leaf.digest)
-            made.first, made.names, made.inner = leaf.first, leaf.names, leaf.inner
-            leaves.append(made)
-        levels = [[Index(index.digest, index.span, index.count) for index in level] for level in self.levels]
-        return Tree(self.kind, leaves, self.starts, levels)
+        leaves = list(map(_leaf_as_new, self.leaves))
+        return Tree(self.kind, leaves, self.starts, [list(map(_index_as_new, level)) for level in self.levels])
+
+    def resting_on(self, there: Collection[bytes], beside: Tree | None) -> Tree | None:
+        """The same tree where the store has just these nodes of it, sharing leaves with the one ``beside`` it.
+
+        None where bytes of others were let go, or may name trees of which nobody can say whether they are there.
+        """
+
+        def lacks(node: Node) -> bool:
+            return node.stored and node.digest not in there
+
+        known = {leaf.digest: leaf for leaf in beside.leaves} if beside is not None else {}
+        leaves = [known.get(leaf.digest, leaf) for leaf in self.leaves]
+        if any(leaf.items is None or leaf.names for leaf in leaves if leaf.digest not in there):
+            return None
+        leaves = [_leaf_as_new(leaf) if lacks(leaf) else leaf for leaf in leaves]
+        levels = [[_index_as_new(index) if lacks(index) else index for index in level] for level in self.levels]
+        tree = Tree(self.kind, leaves, self.starts, levels)
+        if beside is not None:
+            tree.stand_beside(beside)
+        return tree
 
     def let_go(self) -> None:
         """Forget the bytes of leaves that the store has, but for the last one, to which something may be appended."""
@@ -463,6 +511,17 @@ class Tree:
                     leaf.inner = ()  # what a stored leaf names is stored
             if leaf.stored and leaf.closed:
                 leaf.items = None
+
+
+def _leaf_as_new(leaf: Leaf) -> Leaf:
+    made = Leaf(leaf.items, leaf.count, leaf.size, closed=leaf.closed)
+    made.named(leaf.digest)
+    made.first, made.names, made.inner = leaf.first, leaf.names, leaf.inner
+    return made
+
+
+def _index_as_new(index: Index) -> Index:
+    return Index(index.digest, index.span, index.count)
 
 
 def leaf_contents(kind: bytes, raw: bytes) -> list[bytes]:
@@ -563,9 +622,23 @@ def read(root: bytes, fetch: Fetch, *, sparse: bool = False, beside: Tree | None
     last.items = leaf_contents(kind, rows[-1])
     last.closed = bool(last.count) and closes(last.size, last.count, last.items[-1])
     tree = Tree(kind, leaves, None, levels[::-1])
-    if beside is not None and beside.where is not None:
-        tree.beside = beside
+    if beside is not None:
+        tree.stand_beside(beside)
     return tree, rows
+
+
+def nodes_under(root: bytes, fetch: Fetch) -> set[bytes]:
+    """The digests of all nodes of a tree as the store has it. No leaf is read for that, unless it is the root."""
+    found, nodes = {root}, fetch([root])
+    kind, top = nodes[root][:1], nodes[root][1:2]
+    for level in range(top[0] if top else 0, 0, -1):
+        below: set[bytes] = set()
+        for node in nodes.values():
+            _expect_node(node, kind, level)
+            below.update([node[at : at + DIGEST_BYTES] for at in range(2, len(node), ENTRY_BYTES)])
+        found |= below
+        nodes = fetch([*below]) if level > 1 else {}
+    return found
 
 
 _KINDS = frozenset({LIST, DICT, SET, VALUE})

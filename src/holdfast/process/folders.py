@@ -42,7 +42,11 @@ _STAT = struct.Struct("=QQ32xq32xqqqq")  # device, inode, size, seconds and nano
 _KNOWN = {"x86_64", "aarch64"}
 """Machines for which that is so, with glibc."""
 
+_CLONE_FS = 0x200
+
 _libc = ctypes.CDLL(None, use_errno=True)
+_quick = ctypes.PyDLL(None)
+"""The same for calls that are over at once: Python's lock is not given away for them, and waited for again."""
 
 Stamp = int
 """Python's hash, of 61 bits, of device, inode, size and times of change (content, inode): of one number a memory is
@@ -219,48 +223,55 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 class Paths:
-    """Absolute paths, as they are and as C wants to have them."""
+    """Paths beneath a root, and as C wants to have them: whole, and from the root on."""
 
-    __slots__ = ("pointers", "texts")
+    __slots__ = ("inner", "pointers", "texts")
 
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        self.texts = texts
-        self.pointers = bytes((ctypes.c_char_p * len(texts))(*texts))
+    def __init__(self, root: bytes, paths: Sequence[bytes]) -> None:
+        self.texts = [b"%b/%b" % (root, path or b".") for path in paths]
+        self.pointers = bytes((ctypes.c_char_p * len(paths))(*self.texts))
+        whole = memoryview(self.pointers).cast("Q")
+        self.inner = struct.pack(f"={len(paths)}Q", *[at + len(root) + 1 for at in whole])
 
 
-def stamps(wanted: Sequence[Paths]) -> list[Stamp]:
+def stamps(wanted: Sequence[Paths], root: int) -> list[Stamp]:
     """The stamps of thousands of paths, one list for all of them. One that cannot be looked at has that of none.
 
     The system's library takes the status of each path that a walk begins with (``fts_open``): in one call, outside of
-    Python's lock. Python's own call for each path costs more than what the kernel takes for it.
+    Python's lock. Python's own call for each path costs more than what the kernel takes for it. The threads that make
+    these calls stand in the root, which is open as ``root``: half of what a status costs is the way to it. Where they
+    must not, whole paths lead to the same files.
     """
-    return _stamps(wanted) if _has_fts() else [_stamp_at(path) for paths in wanted for path in paths.texts]
+    return _stamps(wanted, root) if _has_fts() else [_stamp_at(path) for paths in wanted for path in paths.texts]
 
 
-def _stamps(wanted: Sequence[Paths]) -> list[Stamp]:
-    block = b"".join(paths.pointers for paths in wanted)
-    count = len(block) // 8
+def _stamps(wanted: Sequence[Paths], root: int) -> list[Stamp]:
+    whole, inner = b"".join(paths.pointers for paths in wanted), b"".join(paths.inner for paths in wanted)
+    count = len(whole) // 8
     if not count:
         return []  # the library fails where a walk begins nowhere
     parts = max(1, min(_GLANCES_AT_ONCE, len(os.sched_getaffinity(0)), count // _GLANCES_MIN))
     size = -(-count // parts) * 8
     walks: list[int | None] = [None] * parts
 
-    def begin(number: int, _kept: object = wanted) -> None:
+    def begin(number: int, block: bytes = whole, _kept: object = wanted) -> None:
         # Behind the last one stands none. What they lead to has to be there until this is done, whoever gives up.
         walks[number] = _libc.fts_open(block[number * size : (number + 1) * size] + bytes(8), _FTS, None)
+
+    def apart(number: int) -> None:
+        begin(number, inner if _stands_apart(root) else whole)
 
     helpers: list[threading.Thread] = []
     try:
         with contextlib.suppress(RuntimeError):  # no more threads can be had
-            for number in range(1, parts):
-                helper = threading.Thread(target=begin, args=(number,), name="holdfast-look", daemon=True)
+            for number in range(parts if count >= _GLANCES_MIN else 0):
+                helper = threading.Thread(target=apart, args=(number,), name="holdfast-look", daemon=True)
                 helper.start()
                 helpers.append(helper)
         found: list[Stamp] = []
         for number in range(parts):
-            if 0 < number <= len(helpers):
-                helpers[number - 1].join()
+            if number < len(helpers):
+                helpers[number].join()
             else:
                 begin(number)
             found += _stamps_in(walks[number])
@@ -272,6 +283,11 @@ def _stamps(wanted: Sequence[Paths]) -> list[Stamp]:
             if walk:
                 _libc.fts_read(walk)  # only of one that has begun are all entries given back
                 _libc.fts_close(walk)
+
+
+def _stands_apart(root: int) -> bool:
+    """Let this thread, and no other one of the process, stand in a directory. False where threads must not do that."""
+    return not _quick.unshare(_CLONE_FS) and not _quick.fchdir(root)
 
 
 def _stamp_at(path: bytes) -> Stamp:
@@ -314,5 +330,5 @@ def _has_fts() -> bool:
     _libc.fts_open.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
     _libc.fts_children.argtypes = (ctypes.c_void_p, ctypes.c_int)
     _libc.fts_read.argtypes = _libc.fts_close.argtypes = (ctypes.c_void_p,)
-    some = [os.fsencode(__file__), b"/", b"/nowhere/at/all"]  # its structures are those, if it says the same of these
-    return _stamps([Paths(some)]) == [_stamp_at(path) for path in some]
+    some = Paths(b"", [os.fsencode(__file__)[1:], b"", b"nowhere/at/all"])
+    return _stamps([some], -1) == list(map(_stamp_at, some.texts))  # its structures are those, if it says the same

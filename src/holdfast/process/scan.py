@@ -68,7 +68,7 @@ class _Place:
     Where these are all of its files, and its times are old enough, one status of each tells that nothing has changed.
     """
 
-    __slots__ = ("_lists", "below", "count", "entry", "files", "ruled", "rules", "skipped", "stamp")
+    __slots__ = ("_lists", "below", "count", "entry", "files", "ruled", "rules", "skipped", "stamp", "told")
 
     def __init__(self, entry: Entry | None, stamp: Stamp | None, rules: bytes, ruled: Collection[str]) -> None:
         self.entry = entry  # None: the root, which is no part of the tree
@@ -80,6 +80,8 @@ class _Place:
         self.files: dict[str, Seen] = {}
         self.count = 0
         """How many of the files in it belong to the tree."""
+        self.told = False
+        """Whether all of it was what the known tree said, when it was compared with that last."""
         self._lists: _Lists | None = None
 
     @property
@@ -92,7 +94,7 @@ class _Place:
             seen = [*self.files.values()]
             paths, entries = [one.path for one in seen], [one.entry for one in seen]
             wanted = [one.stamp for one in seen]
-            where = Paths([b"%b/%b" % (root, path) for path in (*paths, place[:-1])])
+            where = Paths(root, [*paths, place[:-1]])
             if self.entry is not None:
                 paths.append(place[:-1])
                 entries.append(self.entry)
@@ -215,17 +217,19 @@ class Scanner:
         *,
         into: Callable[[Iterator[Piece]], T] = chunks.drain,  # type: ignore[assignment]
         have: Have | None = None,
+        differing: Collection[bytes] | None = None,
     ) -> Scan[T]:
         """Compare the directory with a tree of it.
 
         The chunks that are new go to ``into`` while the files are read, each with its digest: none that its file had
-        before, nor one that ``have`` knows.
+        before, nor one that ``have`` knows. ``differing``: all paths at which this tree may have another entry than
+        that of the last scan; None: nobody knows.
         """
         if in_store(Path(self.root)):
             raise BadOption(f"{self.root} is a Holdfast store or lies in one", hint="Choose another workspace.")
         try:
             with Folders(self.root) as folders:
-                return _Pass(self, folders, known, have).run(into)
+                return _Pass(self, folders, known, have, differing).run(into)
         except OSError as error:
             raise unavailable(error, f"cannot read the files beneath {self.root}") from error
 
@@ -233,8 +237,14 @@ class Scanner:
 class _Pass:
     """One scan."""
 
-    def __init__(self, scanner: Scanner, folders: Folders, known: Tree, have: Have | None) -> None:
+    def __init__(
+        self, scanner: Scanner, folders: Folders, known: Tree, have: Have | None, differing: Collection[bytes] | None
+    ) -> None:
         self.scanner, self.folders, self.known = scanner, folders, known
+        self.doubtful = None
+        """The directories of which the known tree may say something else than at the last scan; None: any."""
+        if differing is not None:
+            self.doubtful = {place for path in differing for place in (path[: path.rfind(b"/") + 1], path + b"/")}
         self.started = time.time_ns()
         self.exact = _is_exact(folders.device)
         self.changed: dict[bytes, Entry] = {}
@@ -281,7 +291,7 @@ class _Pass:
             return {}
         root = os.fsencode(self.scanner.root)
         whole = [(place, one.lists(root, place)) for place, one in self.scanner._places.items() if one.whole]
-        now = iter(stamps([one.where for _, one in whole]))
+        now = iter(stamps([one.where for _, one in whole], self.folders.root))
         return {place: one for place, one in whole if [*islice(now, len(one.stamps))] == one.stamps}
 
     def _as_before(self, place: bytes, text: str, above: Rules, lists: _Lists) -> Rules | None:
@@ -294,8 +304,12 @@ class _Pass:
                 rules = self.scanner._ignore.enter(text, above, fd, last.ruled)
             except OSError:
                 return None
-        if rules.key != last.rules or list(map(self.known.get, lists.paths)) != lists.entries:
+        if rules.key != last.rules:
             return None
+        if self.doubtful is None or not last.told or place in self.doubtful:
+            last.told = list(map(self.known.get, lists.paths)) == lists.entries
+            if not last.told:
+                return None
         self.places[place] = last
         self.same.append(lists.paths)
         self.skipped.update(last.skipped)

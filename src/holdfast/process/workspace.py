@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from holdfast.agent.layers import FILES, MARKED, WORKSPACE, Looked
 from holdfast.codec.diff import tree_hunks
 from holdfast.codec.tree import Tree as Told
 from holdfast.codec.values import decode, encode
-from holdfast.errors import BadOption, DiskFull, HoldfastError, WorkspaceBlocked
+from holdfast.errors import BadOption, Damaged, DiskFull, HoldfastError, WorkspaceBlocked
 from holdfast.process import restore
 from holdfast.process.changes import TEXT_MAX_BYTES, FileChange, Read, compare
 from holdfast.process.chunks import Incoming, drain
@@ -75,6 +76,9 @@ MEMORY_MAX_BYTES = 64 * 2**20
 MEMORIES_MAX = 32
 """How long what a scan remembers may be to be kept, and how many such files stay in one folder."""
 
+PAST = 4
+"""So many trees before the newest are kept, each with the nodes that are its own: most go back to one of these."""
+
 FRESH_MIN, FRESH_SHARE = 64, 16
 """So much must have been read, and this part of all files, before what a scan remembers is kept anew."""
 
@@ -82,6 +86,15 @@ NAMED_MAX = 5
 """How many files a message names."""
 
 _OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}|new-\w+")
+
+
+class _Known(NamedTuple):
+    """What was told of the files: a tree, and its entries. ``differing``: where the tree ``before`` may have others."""
+
+    tree: Told | None
+    entries: dict[bytes, Entry]
+    before: Told | None = None
+    differing: Collection[bytes] = ()
 
 
 class Workspace:
@@ -94,13 +107,15 @@ class Workspace:
         self._lock = threading.Lock()  # a scanner is not for several threads
         self.returning: Return | None = None  # files that are still to be put back
         self._recalled = False
-        self._known: tuple[Told | None, dict[bytes, Entry]] = (None, {})
+        self._known = _Known(None, {})
+        self._past: deque[Told] = deque(maxlen=PAST)  # whoever goes back finds them (``State.past``)
+        self._scanned: Told | None = None  # the tree that the last scan compared with, if that came to its end
 
     # -- saving -----------------------------------------------------------------------------------------------
 
     def look(self) -> list[Looked]:
         """What differs from what was told. The contents are in a pack, which is durable, and which nothing names."""
-        tree, known = self._entries()  # before the lock: whoever has the document's may be waiting for it
+        known = self._entries()  # before the lock: whoever has the document's may be waiting for it
         with self._lock:
             self._settle()
             made = Incoming(self._agent._db)
@@ -109,7 +124,7 @@ class Workspace:
             except BaseException:
                 made.discard()
                 raise
-        return [*self._differing(found, made.packs, tree), *self._marks(found.marked)]
+        return [*self._differing(found, made.packs, known.tree), *self._marks(found.marked)]
 
     def _differing(self, found: Scan[None], made: list[NewPack], tree: Told | None) -> list[Looked]:
         if not found.changed and not found.gone and tree is not None:
@@ -131,7 +146,7 @@ class Workspace:
 
     def changed(self) -> bool:
         """Whether the directory differs from what was told."""
-        _, known = self._entries()
+        known = self._entries()
         with self._lock:
             self._settle()
             found = self._scan(known, drain)
@@ -140,10 +155,8 @@ class Workspace:
     def now(self) -> _Side | None:
         """The files as they are, and a way to read them; None where none were told yet."""
         document = self._agent._document
-        with document.lock:
-            _, known = self._entries()
-            tree = self._known[0]
-        if tree is None:
+        known = self._entries()
+        if known.tree is None:
             return None
         with self._lock:
             found = self._scan(known, drain)
@@ -157,18 +170,23 @@ class Workspace:
                 with opened(name, os.O_RDONLY, above) as fd, open(fd, "rb", closefd=False) as file:
                     return file.read(TEXT_MAX_BYTES)
 
-        return _Side(tree, document.told.fetch, read, known, found.changed, found.gone)
+        return _Side(known.tree, document.told.fetch, read, known.entries, found.changed, found.gone)
 
     def _settle(self) -> None:
         """What was not put back, because there was no room for example, is not saved in the place of what should be."""
         if self.returning is not None:
             self.returning.go()
 
-    def _scan(self, known: Tree, into: Any) -> Scan[None]:
+    def _scan(self, known: _Known, into: Any) -> Scan[None]:
         if not self._recalled:
             self._recalled = True
             self._recall()
-        found = self._scanner.scan(known, into=into)
+        before, self._scanned = self._scanned, None
+        differing: Collection[bytes] | None = None
+        if before is not None and before in (known.tree, known.before):
+            differing = known.differing if before is known.before else ()
+        found = self._scanner.scan(known.entries, into=into, differing=differing)
+        self._scanned = known.tree
         if self._agent._writer is not None and self._scanner.fresh >= max(FRESH_MIN, found.paths // FRESH_SHARE):
             self._keep()
         return found
@@ -217,23 +235,28 @@ class Workspace:
                 if number >= MEMORIES_MAX or (store == mine and branch not in branches):
                     one.unlink(missing_ok=True)
 
-    def _entries(self) -> tuple[Told | None, dict[bytes, Entry]]:
+    def _entries(self) -> _Known:
         """What was told. Only what is another since the last time is read."""
         document = self._agent._document
         with document.lock:
-            tree = document.apart(FILES)
-            before, known = self._known
+            tree, before = document.apart(FILES), self._known.tree
             if tree is not before:
-                if tree is None or before is None:
-                    known = decode_entries(tree.all(document.told.fetch)) if tree is not None else {}
-                else:
-                    old, new = _apart(before, tree, document.told.fetch)
-                    known = known.copy()  # whoever scans has the one before
-                    for path in old.keys() - new.keys():
-                        known.pop(path, None)
-                    known |= new
-                self._known = tree, known
-        return tree, known
+                if before is not None:
+                    self._past.append(before)
+                self._known = self._read(tree, document.told) if tree is not None else _Known(None, {})
+            return self._known
+
+    def _read(self, tree: Told, told: State) -> _Known:
+        told.trees.add(tree)
+        before, known = self._known.tree, self._known.entries
+        if before is not None:
+            with suppress(Damaged):  # what only that one had may have been forgotten since
+                old, new = _apart(before, tree, told.fetch)
+                known = known.copy()  # whoever scans has the one before
+                for path in old.keys() - new.keys():
+                    known.pop(path, None)
+                return _Known(tree, known | new, before, old.keys() | new.keys())
+        return _Known(tree, decode_entries(tree.all(told.fetch)))
 
     # -- going back -------------------------------------------------------------------------------------------
 
@@ -341,10 +364,10 @@ class Return:
     def check(self) -> None:
         """Raise if a file cannot be put back, before anything moves: something is in the way, or it is damaged."""
         packs, view = self._workspace._agent._db.packs, self._workspace._agent._db.view
-        for before, after in self.differences.values():
-            if after is not None and isinstance(after.content, Content) and not same(before, after):
-                for _ in packs.read(view, after.content.chunks):
-                    pass  # each is proven by its digest
+        coming = [after for before, after in self.differences.values() if not same(before, after)]
+        contents = [one.content for one in coming if one is not None and isinstance(one.content, Content)]
+        for _ in packs.read(view, [name for content in contents for name in content.chunks]):
+            pass  # each is proven by its digest
         blocked = restore.obstacles(self._workspace.path, self.differences, leaving_links=self._trusted)
         if blocked:
             raise blocked_by(self._workspace.path, blocked, "nothing was changed")
