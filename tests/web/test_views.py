@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import closing, suppress
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ def ask(view, store, **fields):
     found = view(store, Asked(query={name: str(value) for name, value in fields.items()}))
     assert len(json.dumps(found, allow_nan=False)) < BOUND, view.__name__
     return found
+
+
+def shown(template, view, path="/"):
+    """The page that the house would make of it."""
+    return words.page(
+        template, view=view, asked=Asked(), path=path, here=lambda **_: "", place="", navigation=[], tabs=[],
+        changes=True, csrf="", who="",
+    ).decode()  # fmt: skip
 
 
 def act(action, store, **fields):
@@ -407,12 +416,7 @@ def test_a_run_of_many_large_calls_is_paged(tmp_path, monkeypatch):
         (shown,) = [one for one in opened["effects"] if one["number"] == numbers[125]]
         assert len(shown["args"]["messages"]) == 40
         assert shown["args"]["messages"][0]["content"].endswith("m" * 1_000)
-        asked = Asked(query={"agent": "a", "id": info["id"]})
-        html = words.page(
-            "run.html", view=pages[0], asked=asked, path="/run/a", here=lambda **_: "", place="", navigation=[],
-            tabs=[], changes=True, csrf="", who="",
-        )  # fmt: skip
-        assert len(html) < BOUND
+        assert len(shown("run.html", pages[0], "/run/a")) < BOUND
         assert len(json.dumps(export.collected(store, "a"))) < 300_000
 
 
@@ -677,6 +681,50 @@ def test_questions_are_answered_by_a_process_of_their_own(looked):
     wrong = answered(looked, ask="bisect", when="open('/etc/passwd')")
     assert wrong["state"] == "failed"
     assert "not part of the language" in wrong["error"]["message"]
+
+
+def test_the_page_says_of_a_bisection_all_that_the_command_says(tmp_path):
+    """What qualifies an answer stands on the page in the command's words, and nothing there is surer than it."""
+    with holdfast.open(tmp_path / "store") as store:
+
+        def history(name, budgets, after=lambda agent: None):
+            with store.agent(name, when=None) as agent:
+                for number, budget in enumerate(budgets):
+                    agent.state["n"], agent.state["budget"] = number, budget
+                    agent.checkpoint(f"c{number}")
+                after(agent)
+
+        def forget(agent):
+            agent.tag("first", "c0")
+            store.retain(holdfast.Policy(last=3))
+
+        def spoil(agent):
+            for name in ("c3", "c4"):
+                agent.mark(name, "corrupt", "a test")
+
+        history("forgotten", [1] * 7 + [-1] * 9, forget)
+        history("text", ["much"] * 4 + [4, 5])
+        history("typo", [1, 2, 3])
+        history("corrupt", [1] * 5 + [-1] * 3, spoil)
+        history("again", [1, 1, -1, -1, 2, 3])
+        for name, when, said in (
+            ("forgotten", "budget < 0", ("one of 12 checkpoints that were forgotten", "Perhaps the first bad")),
+            ("text", "budget < 0", ("4 could not be checked", "None was found to be bad")),
+            ("typo", "bugdet < 0", ("state.bugdet is in no checkpoint that was looked at",)),
+            ("corrupt", "budget < 0", ("one of 2 checkpoints before it that cannot be checked",)),
+            ("again", "budget < 0", ("#4 c3, then good again", "state.budget  (a state with only this never existed)")),
+        ):
+            found = store.agent(name, readonly=True).bisect(when=when, fresh=True)
+            asked = {"agent": name, "ask": "bisect", "when": when}
+            view = ask(why.why, store, **asked)
+            while view["job"]["state"] == "running":
+                view = ask(why.why, store, **asked)
+            page = unescape(shown("why.html", view))
+            told = found.to_json()
+            facts = told["answer"] + told["notes"][:-1]  # how often the check was asked: now it is known
+            texts = [one["text"] for one in facts if one["name"] not in {"first bad", "last good"}]
+            assert all(text in page and text in str(found) for text in texts), (name, texts)
+            assert all(text in page for text in said), name
 
 
 def test_every_question_has_an_answer(looked):
