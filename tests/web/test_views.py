@@ -734,6 +734,11 @@ def test_every_question_has_an_answer(looked):
     assert told("blame", path="budget")["checkpoint"]["label"] == "hotel booked"
     assert told("check", rules="budget > 0\nlen(messages) < 3")["total"] > 0
     assert told("drift", baseline="baseline", paths="budget")["drift"] is True
+    same = answered(looked, ask="drift", baseline="~0")
+    page = unescape(shown("why.html", ask(why.why, looked, agent="trip-7", ask="drift", baseline="~0")))
+    assert same["answer"]["drift"] is False
+    assert "Nothing was found that no rule allows" in page
+    assert "not followed by statistics, which need 82 values" in page
     assert told("explain")["agent"] == "trip-7"
     with pytest.raises(BadOption):
         told("check", rules=" ")
