@@ -147,6 +147,28 @@ def test_places_that_are_nowhere_and_checkpoints_that_could_not_be_checked_are_s
     assert all("\n" not in step.why for step in some.skipped)
 
 
+def test_a_check_that_exits_has_said_nothing_and_one_that_is_interrupted_ends_it(agent):
+    grow(agent, 8, at=5)
+
+    def leave(state):
+        if state["n"] in {0, 3}:
+            raise SystemExit(state["n"])
+        return state["n"] < 5
+
+    found = agent.bisect(leave, all=True)
+    assert found.checkpoint.label == "c5"
+    assert [(one.checkpoint.label, one.why) for one in found.skipped] == [
+        ("c0", "SystemExit: 0"),
+        ("c3", "SystemExit: 3"),
+    ]
+
+    def interrupted(state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        agent.bisect(interrupted)
+
+
 def test_the_result_names_the_change_the_effect_and_the_line(agent):
     @holdfast.tool(name="bisected.price")
     def price(city):

@@ -373,8 +373,11 @@ def check(
         if json:
             listed = [one.to_json() for one in shown]
             rest = len(found) - len(shown)
-            session.json("check", agent=handle.name, checked=checkpoint.depth, violations=listed, more=rest)
+            about = {"agent": handle.name, "checked": checkpoint.depth, "nowhere": list(found.nowhere)}
+            session.json("check", **about, violations=listed, more=rest)
         else:
+            for place in found.nowhere:
+                _fact(session.out, "nowhere", Text(f"{clean(place)} is in no checkpoint", style="yellow"))
             for one in shown:
                 mark = Text("✗ " if session.out.unicode else "x ", style="bold red" if one.first else "dim")
                 session.out.say(mark, named(one.checkpoint), f"  {clean(one.invariant)}: {clean(one.why)}")

@@ -34,6 +34,7 @@ from holdfast.errors import BadOption, BisectFailed, Damaged, Forgotten, Holdfas
 from holdfast.text import count
 from holdfast.travel.causes import Cause, cause_of
 from holdfast.travel.expressions import MISSING, Expression, Look
+from holdfast.travel.invariants import reason_of
 from holdfast.travel.journal import VERDICTS, Journal
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ class Asked(Check):
         if any(not path for path in self.expression.paths):
             return tuple(sections.items())
         return tuple(sections.get(str(path[0])) for path in sorted(self.expression.paths, key=repr))
+
+
+class Rule(Asked):
+    """An expression that is an invariant, which a place that is not there does not break."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, bad=False)
+        self.identity = f"rule {self.expression.text}"
+
+    def judge(self, state: Document, checkpoint: Checkpoint | None) -> tuple[Verdict, str]:  # noqa: ARG002
+        with state.lock:
+            return ("bad" if self.expression.broken(Look.of(state)) else "good"), ""
 
 
 class Called(Check):
@@ -278,8 +291,8 @@ class Bisection:
         return {
             "agent": self.agent,
             "check": self.check,
-            "answer": [_said(one) for one in self.answer()],
-            "notes": [_said(one) for one in self.notes()],
+            "answer": [said(one) for one in self.answer()],
+            "notes": [said(one) for one in self.notes()],
             "first_bad": self.checkpoint.to_json() if self.checkpoint is not None else None,
             "last_good": self.last_good.to_json() if self.last_good is not None else None,
             "until": self.until.to_json() if self.until is not None else None,
@@ -363,13 +376,14 @@ Fact = tuple[str, Sequence[str | Checkpoint]]
 """Something that a person is told: what it is called, empty for a whole sentence, and what it consists of."""
 
 
-def _said(fact: Fact) -> dict[str, str]:
+def said(fact: Fact) -> dict[str, str]:
+    """As text."""
     name, parts = fact
     return {"name": name, "text": "".join(_named(part) if isinstance(part, Checkpoint) else part for part in parts)}
 
 
 def _line(fact: Fact) -> str:
-    return "{name}: {text}".format_map(_said(fact)).removeprefix(": ")
+    return "{name}: {text}".format_map(said(fact)).removeprefix(": ")
 
 
 def step_json(step: Step) -> dict[str, Any]:
@@ -611,9 +625,8 @@ class Search:
             step = Step(checkpoint, "skip", f"it cannot be read: {error.message}"[:_WHY])
         except Abort as wish:
             raise BisectFailed(f"the check ended the search: {wish}", hint="What was found so far is kept.") from None
-        except Exception as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
-            said = error.message if isinstance(error, HoldfastError) else str(error)
-            step = Step(checkpoint, "skip", " ".join(f"{type(error).__name__}: {said}".split())[:_WHY])
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
+            step = Step(checkpoint, "skip", reason_of(error))
         self._verdicts.add(self._check, step)
         return step
 
@@ -705,7 +718,7 @@ class Search:
         except Abort:
             found.tries = TRIES_MAX
             return False
-        except Exception:  # noqa: BLE001 - changes that make no sense without each other, or a check that cannot tell
+        except (Exception, SystemExit):  # noqa: BLE001 - changes that make no sense alone, or a check that cannot tell
             return False
 
 

@@ -9,7 +9,7 @@ saved, however many threads there are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -86,8 +86,14 @@ class Invariant:
     @property
     def sections(self) -> set[str] | None:
         """The sections that it looks at; None: all."""
-        paths = self._expression.paths if self._expression is not None else {self.path, self._references or self.path}
-        return None if self._function is not None or () in paths else {str(path[0]) for path in paths}
+        return None if self._function is not None or () in self.paths else {str(path[0]) for path in self.paths}
+
+    @property
+    def paths(self) -> set[Path]:
+        """The places that it speaks of; of a function nobody knows."""
+        if self._expression is not None:
+            return self._expression.paths
+        return {self.path, self._references or self.path} if self._function is None else set()
 
     @property
     def relative(self) -> bool:
@@ -102,12 +108,12 @@ class Invariant:
                 return "" if answer is None or answer else f"it returned {answer!r:.80}"
             with document.lock:
                 if self._expression is not None:
-                    return "" if self._expression.holds(look) else "it is false"
+                    return "it is false" if self._expression.broken(look) else ""
                 return self._declared(look, before)
         except (Damaged, KeyboardInterrupt):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a check raises, the state has not passed it
-            return f"{type(error).__name__}: {error!s}"[:_WHY]
+            return reason_of(error)
 
     def _declared(self, look: Look, before: Look | None) -> str:
         value = look.at(self.path)
@@ -129,6 +135,12 @@ class Invariant:
 
     def __repr__(self) -> str:
         return f"<Invariant {self.name!r}, then {self.then}>"
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a check could not answer, on one line."""
+    said = error.message if isinstance(error, HoldfastError) else str(error)
+    return " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")[:_WHY]
 
 
 def declared(table: Mapping[str, Any], where: str) -> Invariant:
@@ -332,10 +344,17 @@ class Violation:
         }  # fmt: skip
 
 
-def check_history(line: Iterable[Checkpoint], invariants: Sequence[Invariant]) -> Iterator[Violation]:
+class Violations(list[Violation]):
+    """What breaks invariants. ``nowhere``: places that these speak of and that no checkpoint has."""
+
+    nowhere: Sequence[str] = ()
+
+
+def check_history(line: Iterable[Checkpoint], invariants: Sequence[Invariant]) -> Violations:
     """Ask invariants about checkpoints, oldest first. Where what one looks at is the same, so is the answer."""
     before: Look | None = None
     known: dict[int, tuple[object, str]] = {}
+    found, missing = Violations(), {path for one in invariants for path in one.paths}
     for checkpoint in line:
         try:
             state = checkpoint.state
@@ -345,10 +364,20 @@ def check_history(line: Iterable[Checkpoint], invariants: Sequence[Invariant]) -
                 named = one.sections
                 sees = tuple(sections.items()) if named is None else tuple(map(sections.get, sorted(named)))
                 was = known.get(at, (None, ""))
-                why = was[1] if was[0] == sees and not one.relative else one.broken(state, look, before)
+                why = was[1] if was[0] == sees and not one.relative else _broken(one, state, look, before)
                 known[at] = sees, why
                 if why:
-                    yield Violation(checkpoint, one.name, why, first=not was[1])
+                    found.append(Violation(checkpoint, one.name, why, first=not was[1]))
+            missing = {path for path in missing if look.at(path) is MISSING}
             before = look
         except Damaged as error:
-            yield Violation(checkpoint, "", f"it cannot be read: {error.message}", first=True)
+            found.append(Violation(checkpoint, "", f"it cannot be read: {error.message}", first=True))
+    found.nowhere = sorted(map(format_path, missing))
+    return found
+
+
+def _broken(one: Invariant, state: Document, look: Look, before: Look | None) -> str:
+    try:
+        return one.broken(state, look, before)
+    except SystemExit as error:  # of a function; in the process of a live agent somebody may want that to end
+        return reason_of(error)
