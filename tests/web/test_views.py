@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from holdfast import crash
 from holdfast.errors import BadOption, HoldfastError, NotInDump, RollbackBlocked, UnknownRevision
 from holdfast.schemas import effect_json
 from holdfast.travel import Held, Look, parse_path
-from holdfast.web import app, back, dumps, export, runs, state, timeline, why, words
+from holdfast.web import app, back, dumps, export, health, runs, state, timeline, why, words
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief
 from holdfast.web.question import QUESTIONS
@@ -47,11 +48,11 @@ def ask(view, store, **fields):
     return found
 
 
-def shown(template, view, path="/"):
+def rendered(template, view, path="/", place="", *, changes=True):
     """The page that the house would make of it."""
     return words.page(
-        template, view=view, asked=Asked(), path=path, here=lambda **_: "", place="", navigation=[], tabs=[],
-        changes=True, csrf="", who="",
+        template, view=view, asked=Asked(), path=path, here=lambda **_: "", place=place, navigation=[], tabs=[],
+        changes=changes, csrf="", who="",
     ).decode()  # fmt: skip
 
 
@@ -416,7 +417,7 @@ def test_a_run_of_many_large_calls_is_paged(tmp_path, monkeypatch):
         (shown,) = [one for one in opened["effects"] if one["number"] == numbers[125]]
         assert len(shown["args"]["messages"]) == 40
         assert shown["args"]["messages"][0]["content"].endswith("m" * 1_000)
-        assert len(shown("run.html", pages[0], "/run/a")) < BOUND
+        assert len(rendered("run.html", pages[0], "/run/a")) < BOUND
         assert len(json.dumps(export.collected(store, "a"))) < 300_000
 
 
@@ -620,7 +621,7 @@ def test_a_dump_is_read_by_its_name_in_the_folder_alone(looked, made):
     for file in crash.dumps(Path(made, "dumps")):
         told = ask(dumps.dump, looked, file=file.name)
         assert told["frames"][-1]["function"] == "divide"
-        assert told["commands"]["debug"].endswith(file.name)
+        assert told["commands"]["debug"] == f"holdfast dump open {file.name} --store {made}"
     for name in ("../store.db", "/etc/passwd", str(file), "", "."):
         with pytest.raises((NotInDump, BadOption)):
             ask(dumps.dump, looked, file=name)
@@ -661,6 +662,30 @@ def test_threads_and_tasks_of_a_dump_are_opened_one_by_one(tmp_path):
                 listed = ask(dumps.dump, store, file=file.name)["stacks"]
                 for one in listed[:3]:
                     ask(dumps.dump, store, file=file.name, stack=one["stack"], object=dice.randrange(500))
+
+
+def test_every_command_names_the_store_that_is_shown(looked, tmp_path):
+    """Whoever copies it may stand in a directory that has another store, with an agent of the same name."""
+    (file, *_) = crash.dumps(crash.folder_of(looked.place))
+    (run,) = {one["id"] for one in ask(runs.runs, looked, agent="trip-7")["runs"]}
+    views = {
+        "back.html": ask(back.back, looked, agent="trip-7", to="asked"),
+        "runs.html": ask(runs.runs, looked, agent="trip-7"),
+        "run.html": ask(runs.run, looked, agent="trip-7", id=run),
+        "dump.html": ask(dumps.dump, looked, file=file.name),
+        "health.html": ask(health.health, looked),
+    }
+    pages = {name: unescape(rendered(name, view, place=looked.place, changes=False)) for name, view in views.items()}
+    for name, page in pages.items():
+        told = re.findall(r"<code[^>]*>(holdfast (?!ui)[^<]*)</code>", page)
+        assert told, name
+        assert all(one.endswith(f" --store {looked.place}") for one in told), told
+    spaced = tmp_path / "a store"
+    holdfast.open(spaced).close()
+    with holdfast.open(spaced, create=False) as store:
+        store.agent("a b").checkpoint()
+        command = ask(back.back, store, agent="a b", to="~0")["command"]
+    assert shlex.split(command)[-2:] == ["--store", str(spaced)]
 
 
 # -- why --------------------------------------------------------------------------------------------------------------
@@ -719,7 +744,7 @@ def test_the_page_says_of_a_bisection_all_that_the_command_says(tmp_path):
             view = ask(why.why, store, **asked)
             while view["job"]["state"] == "running":
                 view = ask(why.why, store, **asked)
-            page = unescape(shown("why.html", view))
+            page = unescape(rendered("why.html", view))
             told = found.to_json()
             facts = told["answer"] + told["notes"][:-1]  # how often the check was asked: now it is known
             texts = [one["text"] for one in facts if one["name"] not in {"first bad", "last good"}]
@@ -735,7 +760,7 @@ def test_every_question_has_an_answer(looked):
     assert told("check", rules="budget > 0\nlen(messages) < 3")["total"] > 0
     assert told("drift", baseline="baseline", paths="budget")["drift"] is True
     same = answered(looked, ask="drift", baseline="~0")
-    page = unescape(shown("why.html", ask(why.why, looked, agent="trip-7", ask="drift", baseline="~0")))
+    page = unescape(rendered("why.html", ask(why.why, looked, agent="trip-7", ask="drift", baseline="~0")))
     assert same["answer"]["drift"] is False
     assert "Nothing was found that no rule allows" in page
     assert "not followed by statistics, which need 82 values" in page

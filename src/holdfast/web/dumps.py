@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Store, crash
-from holdfast.errors import BadOption, NotInDump, StoreFailed, command
+from holdfast.errors import BadOption, NotInDump, StoreFailed
 from holdfast.web.asked import Asked
 from holdfast.web.place import Kept
-from holdfast.web.words import address
+from holdfast.web.words import address, typed
 
 DUMPS = 500
 """The newest ones, which are read. More than are kept by default."""
@@ -84,10 +84,10 @@ def dump(store: Store, asked: Asked) -> dict[str, Any]:
         "name": path.name,
         "group": _key(_entry(path)),
         "commands": {
-            "debug": command("dump", "open", path.name),
-            "editor": command("dump", "dap", path.name),
-            "restart": command("dump", "rehydrate", path.name),
-            "explain": command("explain", str(path)),
+            "debug": typed(store.place, "dump", "open", path.name),
+            "editor": typed(store.place, "dump", "dap", path.name),
+            "restart": typed(store.place, "dump", "rehydrate", path.name),
+            "explain": typed(store.place, "explain", str(path)),
         },
     }
 
