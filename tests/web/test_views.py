@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import crash
+from holdfast.agent import crashes
 from holdfast.errors import BadOption, HoldfastError, NotInDump, RollbackBlocked, UnknownRevision
 from holdfast.schemas import effect_json
 from holdfast.travel import Held, Look, parse_path
-from holdfast.web import app, back, dumps, export, health, runs, state, timeline, why, words
+from holdfast.web import agents, app, back, dumps, export, health, runs, state, timeline, why, words
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief
 from holdfast.web.question import QUESTIONS
@@ -615,6 +616,32 @@ def test_dumps_of_one_fault_are_one_group_that_comes_back(changed):
     old = json.loads(file.read_text()) | {"at": "2020-01-01T00:00:00+00:00"}
     file.write_text(f'{json.dumps(old)}\n{json.dumps(old | {"at": "once"})}\n{{"cut sho')
     assert next(one for one in ask(dumps.dumps, changed)["groups"] if one["key"] == key)["state"] == "came back"
+
+
+def test_dumps_that_are_no_crash_belong_to_the_agents_that_they_name(looked, made):
+    """Captured, or taken by a watchpoint: no history tells of them, and they do."""
+    listed = {one["name"]: one["dumps"] for one in ask(agents.agents, looked)["agents"]}
+    files = [path.name for path in crash.dumps(Path(made, "dumps"))]
+    assert listed["trip-7"] == len(files) > 0
+    told = [one for one in ask(timeline.timeline, looked, agent="trip-7")["crashes"] if one["branch"] == "main"]
+    assert [one["dump"] for one in told] == files
+    assert {one["what"] for one in told} == {"dump"}
+    assert {one["checkpoint"] for one in told} <= {
+        one.id for one in looked.agent("trip-7", readonly=True).log(all=True)
+    }
+    assert "ZeroDivisionError" in rendered("timeline.html", ask(timeline.timeline, looked, agent="trip-7"))
+
+
+def test_a_dump_that_a_crash_has_noted_is_told_once(tmp_path):
+    with holdfast.open(tmp_path / "store") as store, store.agent("a", when=None) as agent:
+        agent.checkpoint("began")
+        path = Path(crash.capture(to=f"{store.place}/dumps"))
+        told = ask(timeline.timeline, store, agent="a")["crashes"]
+        assert [(one["what"], one["checkpoint"]) for one in told] == [("dump", agent.head.id)]
+        body = {"what": "crash", "error": "E", "branch": "main", "checkpoint": agent.head.id, "dump": str(path)}
+        crashes.note(store, store._agent_row("a"), body)
+        assert [one["what"] for one in ask(timeline.timeline, store, agent="a")["crashes"]] == ["crash"]
+        assert ask(agents.agents, store)["agents"][0]["dumps"] == 1
 
 
 def test_a_dump_is_read_by_its_name_in_the_folder_alone(looked, made):

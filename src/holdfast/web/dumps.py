@@ -7,6 +7,7 @@ holds: only files of the store's folder of dumps are opened, by their names; tha
 from __future__ import annotations
 
 import json
+import math
 import os
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Store, crash
-from holdfast.errors import BadOption, NotInDump, StoreFailed
+from holdfast.errors import BadOption, NotADump, NotInDump, StoreFailed
 from holdfast.web.asked import Asked
 from holdfast.web.place import Kept
 from holdfast.web.words import address, typed
@@ -55,6 +56,20 @@ def dumps(store: Store, asked: Asked) -> dict[str, Any]:
         "folder": str(folder), "query": wanted, "groups": list(groups.values()), "total": len(paths),
         "more": max(0, len(paths) - DUMPS), "dumps": [],
     }  # fmt: skip
+
+
+def of_agents(store: Store, until_s: float = math.inf) -> dict[str, list[dict[str, Any]]]:
+    """The dumps that name each agent, newest first; one that is not known yet is read until ``until_s``."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    try:
+        paths = crash.dumps(crash.folder_of(store.place))
+    except NotADump:
+        paths = []
+    for path in paths[:DUMPS]:
+        one = _entry(path, until_s)
+        for name in {agent["name"] for agent in one.get("agents", ())}:
+            found.setdefault(name, []).append(one)
+    return found
 
 
 def dump(store: Store, asked: Asked) -> dict[str, Any]:
@@ -132,13 +147,13 @@ def _said(folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _entry(path: Path, until_s: float = math.inf) -> dict[str, Any]:
     """What a list says of a dump. A file that has not changed is not read again."""
     try:
         about = path.stat()
     except OSError:
         return crash.entry(path)
-    return _known.get((str(path), about.st_size, about.st_mtime_ns), lambda: crash.entry(path)) or {}
+    return _known.get((str(path), about.st_size, about.st_mtime_ns), lambda: crash.entry(path), until_s) or {}
 
 
 def _key(one: dict[str, Any]) -> str:
