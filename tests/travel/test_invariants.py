@@ -154,6 +154,13 @@ def test_a_place_that_no_checkpoint_has_is_named(agent):
     assert agent.check(holdfast.Invariant(lambda state: True)).nowhere == []
 
 
+def test_a_schema_that_is_none_is_refused_as_an_option(agent):
+    with pytest.raises(BadOption, match=r"that is no JSON schema: at type: 'strin' is not"):
+        agent.invariant("k", schema={"type": "strin"})
+    with pytest.raises(BadOption, match="schema=5 says no type"):
+        agent.invariant("k", schema=5)
+
+
 def test_why_a_rule_could_not_be_asked_is_one_line_and_a_check_that_exits_ends_nothing(agent):
     agent.state["budget"] = "much"
     agent.checkpoint()

@@ -222,6 +222,10 @@ def test_the_smallest_set_that_still_fails_is_found(store, trips):
     args = store.minimise("args", "args.documents", program=PROGRAM, check=check)
     assert len(args.keys) == 3  # two of them only so that there is a third: no list of less fails
     assert 1 in args.keys
+    with pytest.raises(holdfast.errors.BadOption, match=r"state\.fcats is not there when the run begins"):
+        store.minimise("sum", "state.fcats", program=PROGRAM, check=check)
+    with pytest.raises(holdfast.errors.BadOption, match="is of type str, which is neither"):
+        store.minimise("sum", "state.facts.g3", program=PROGRAM, check=check)
     with pytest.raises(holdfast.errors.BadOption, match="does not fail"):
         store.minimise("args", "args.documents", program=PROGRAM)
     with pytest.raises(ValueError, match="over budget"):

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 import holdfast
+from holdfast.errors import BadOption
 from holdfast.web import place as asking
 from holdfast.web import server
 from holdfast.web.app import ACTIONS, House
@@ -268,6 +269,9 @@ def test_behind_a_proxy_on_a_unix_socket_the_name_that_it_sends_counts(made, tmp
 def test_behind_a_proxy_over_tcp_its_secret_counts(made, tmp_path):
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef0123456789abcdef\n")
+    with pytest.raises(BadOption, match="everybody on this machine can read"):
+        server.Listening(secret=str(file), url="https://holdfast.example").bound()
+    file.chmod(0o640)
     with serving(made, "--url", "https://holdfast.example", "--secret-file", str(file)) as page:
         headers = {"Host": "holdfast.example", "X-Forwarded-User": "alice"}
         with httpx.Client(base_url=f"http://127.0.0.1:{port_of(page)}", verify=False) as proxy:

@@ -286,6 +286,15 @@ def test_json_on_a_page_is_written_as_json():
     assert said == "<pre>{&#34;a&#34;: &#34;it&#39;s &lt;b&gt;&#34;}</pre>"
 
 
+def test_what_is_no_list_is_no_conversation_and_a_form_says_what_it_lacks(looked, changed):
+    with pytest.raises(BadOption, match=r"state\.budget is no list of messages"):
+        ask(state.conversation, looked, agent="trip-7", path="budget")
+    with pytest.raises(BadOption, match="name is missing in the form"):
+        act(back.tag, changed, agent="trip-7")
+    with pytest.raises(BadOption, match="agent is missing in the address"):
+        ask(state.conversation, looked)
+
+
 def test_messages_are_a_conversation_and_search_finds_them(looked):
     told = ask(state.conversation, looked, agent="trip-7", path="state.messages")
     assert [one["role"] for one in told["messages"]] == ["system", "user", "assistant"]

@@ -155,7 +155,8 @@ def declared(table: Mapping[str, Any], where: str) -> Invariant:
     try:
         return Invariant(str(what), **options)
     except (TypeError, HoldfastError) as error:
-        raise BadOption(f"{where}: {error}") from None
+        said, hint = (error.message, error.hint) if isinstance(error, HoldfastError) else (str(error), "")
+        raise BadOption(f"{where}: {said}", hint=hint) from None
 
 
 # -- rules: each gives what is wrong with a value, or nothing ----------------------------------------------------------
@@ -226,13 +227,18 @@ def _ordered(direction: Any) -> Callable[[Any, Any], str]:
 def _schema(schema: Any) -> Callable[[Any], str]:
     if isinstance(schema, Mapping):
         try:
+            from jsonschema import SchemaError  # type: ignore[import-untyped]
             from jsonschema.validators import validator_for  # type: ignore[import-untyped]
         except ImportError:
             raise BadOption(
                 "JSON schemas need the package jsonschema", hint="Install it, or give a pydantic model."
             ) from None
         kind = validator_for(schema)
-        kind.check_schema(schema)
+        try:
+            kind.check_schema(schema)
+        except SchemaError as error:
+            where = f"at {format_path(tuple(error.absolute_path), '').lstrip('.')}: " if error.absolute_path else ""
+            raise BadOption(f"that is no JSON schema: {where}{error.message:.200}") from None
         validator = kind(schema)
 
         def check(value: Any) -> str:
@@ -241,11 +247,14 @@ def _schema(schema: Any) -> Callable[[Any], str]:
 
         return check
     try:
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import PydanticUserError, TypeAdapter, ValidationError
     except ImportError:
         raise BadOption("such a schema needs the package pydantic", hint="Install it, or give a JSON schema.") from None
 
-    adapter = TypeAdapter(schema)
+    try:
+        adapter = TypeAdapter(schema)
+    except PydanticUserError as error:
+        raise BadOption(f"schema={schema!r:.80} says no type: {error.message:.200}") from None
 
     def validate(value: Any) -> str:
         try:

@@ -154,8 +154,10 @@ def _places(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
 def _proven(store: Store) -> Iterator[Fact]:
     last = store.last_verified()
     if last is None:
-        hint = "Damage is found when it is read. This reads everything:"
-        yield Fact("Last verify", "never by you", "note", hint, "holdfast verify")
+        hint = (
+            "Damage is found when it is read. Of a store in the temporary directory no verify is noted. All is read by"
+        )
+        yield Fact("Last verify", "none by you is noted", "note", hint, "holdfast verify")
         return
     said = f"{age(max(0.0, (datetime.now(UTC) - last['at']).total_seconds()))} ago"
     if not last["ok"]:
