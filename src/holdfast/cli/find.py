@@ -25,6 +25,7 @@ from holdfast import Bisection, Checkpoint, Document, Invariant, Store
 from holdfast.cli.effects import call_of
 from holdfast.cli.exits import DIFFERENT
 from holdfast.cli.output import Output
+from holdfast.cli.programs import check_of
 from holdfast.cli.session import (
     Flag,
     Given,
@@ -43,7 +44,6 @@ from holdfast.cli.session import (
 from holdfast.cli.text import ago, clean, count, now, shorten
 from holdfast.cli.values import change_lines, named
 from holdfast.errors import BadExpression, BadOption, format_path
-from holdfast.run import function_of
 from holdfast.schemas import as_json
 from holdfast.travel import (
     Abort,
@@ -126,7 +126,7 @@ def find(
             f"there is no program {command[0]!r}", hint=f"An expression goes after --when: --when {command[0]!r}."
         )
     named = check is not None and not _is_expression(check)
-    asked: Any = function_of(check) if check is not None and named else check
+    asked: Any = check_of(check) if check is not None and named else check
     with _opened(session, named=named) as store:
         handle, bad = looking(store, agent)
         if command:
@@ -361,7 +361,7 @@ def check(
         A function of the state that returns False or raises where something is wrong.
     """
     invariants = [Invariant(rule) for rule in rules]
-    invariants += [Invariant(function_of(one), name=one) for one in function]
+    invariants += [Invariant(check_of(one), name=one) for one in function]
     invariants += _in_file(Path(declared_in)) if declared_in is not None else []
     if not invariants:
         raise BadOption("there is no rule to check", hint='Give an expression: holdfast check NAME "budget >= 0".')
