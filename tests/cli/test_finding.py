@@ -53,6 +53,19 @@ def test_what_a_command_says_is_what_git_would_make_of_it(cli):
     assert cli("bisect", "trip-7", "--when", "budget <").code == 2
 
 
+def test_a_check_that_exits_has_given_no_answer(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exits.py").write_text("import sys\n\ndef check(state):\n    sys.exit(1)\n")
+    (tmp_path / "gone.py").write_text("raise SystemExit(0)\n")
+    for words in (("bisect", "trip-7", "--check"), ("check", "trip-7", "--check"), ("explain", "trip-7", "--check")):
+        ended = cli(*words, "gone.py:check")
+        assert (ended.code, "its module ends with exit(0)" in ended.err) == (2, True), words
+    none = cli("bisect", "trip-7", "--check", "exits.py:check")
+    assert (none.code, "none of 3 checkpoints of trip-7 could be checked: SystemExit: 1" in none.err) == (7, True)
+    broken = cli("check", "trip-7", "--check", "exits.py:check")
+    assert (broken.code, "SystemExit: 1" in broken.out) == (1, True)
+
+
 def test_an_expression_in_another_place_is_understood_or_its_place_named(cli):
     wrong = cli("bisect", "trip-7", "budget < 1000")
     assert wrong.code == 2

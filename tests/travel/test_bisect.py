@@ -90,9 +90,9 @@ def test_an_expression_is_asked_about_all_and_says_when_it_was_bad_before(agent)
     assert found.checkpoint.label == "c5"
     assert found.whole
     assert [(one.label, two.label) for one, two in found.earlier] == [("c1", "c2")]
-    assert "bad before" in str(found)
+    assert "before: #2 c1 to #3 c2 was bad, too" in str(found)
     assert "assumed" not in str(found)
-    assert "at most one change is assumed" in str(agent.bisect(lambda state: state["budget"] >= 0))
+    assert "at most one change assumed" in str(agent.bisect(lambda state: state["budget"] >= 0))
     assert agent.bisect("budget >= 0").checkpoint.label == "c5"  # true is good
     assert not agent.bisect(when="budget > 100")
 
@@ -122,7 +122,7 @@ def test_what_was_forgotten_in_between_is_counted_and_nobody_is_named_for_sure(a
     found = agent.bisect(when="budget < 0", fresh=True)
     assert (found.checkpoint.label, found.last_good.label, found.forgotten) == ("c17", "c0", 16)
     assert not found.exact
-    assert "one of 16 that were forgotten" in str(found)
+    assert "one of 16 checkpoints that were forgotten" in str(found)
     none = agent.bisect(when="budget > 5")
     assert (none.checkpoint, none.forgotten, none.exact) == (None, 16, False)
     later = agent.bisect(when="n > 18", fresh=True)  # the gap lies elsewhere
@@ -139,12 +139,34 @@ def test_places_that_are_nowhere_and_checkpoints_that_could_not_be_checked_are_s
         agent.checkpoint(f"c{number}")
     found = agent.bisect(when="bugdet < 800")
     assert found.nowhere == ["state.bugdet"]
-    assert "state.bugdet is in none" in str(found)
+    assert "nowhere: state.bugdet is in no checkpoint" in str(found)
     assert agent.bisect(when="bugdet < 800").nowhere == ["state.bugdet"]  # from memory, too
     some = agent.bisect(when="budget < 0")
     assert (some.nowhere, len(some.skipped), some.exact) == ([], 4, False)
     assert "4 could not be checked" in str(some)
     assert all("\n" not in step.why for step in some.skipped)
+
+
+def test_a_check_that_exits_has_said_nothing_and_one_that_is_interrupted_ends_it(agent):
+    grow(agent, 8, at=5)
+
+    def leave(state):
+        if state["n"] in {0, 3}:
+            raise SystemExit(state["n"])
+        return state["n"] < 5
+
+    found = agent.bisect(leave, all=True)
+    assert found.checkpoint.label == "c5"
+    assert [(one.checkpoint.label, one.why) for one in found.skipped] == [
+        ("c0", "SystemExit: 0"),
+        ("c3", "SystemExit: 3"),
+    ]
+
+    def interrupted(state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        agent.bisect(interrupted)
 
 
 def test_the_result_names_the_change_the_effect_and_the_line(agent):

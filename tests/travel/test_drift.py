@@ -49,9 +49,29 @@ def names(found):
 def test_nothing_has_drifted(agent):
     agent.state["other"] = 1
     agent.checkpoint()
+    for number in range(82):
+        agent.state["noise"] = number % 3
+        agent.checkpoint()
     found = agent.drift("baseline", paths=["settings"])
     assert not found
     assert str(found) == "no drift"
+
+
+def test_where_statistics_did_not_look_nobody_is_told_that_nothing_drifts(agent):
+    for number in range(60):
+        agent.state["latency"] = 20 + number % 2 if number < 40 else 320
+        agent.checkpoint()
+    found = agent.drift("baseline")
+    assert not found
+    assert found.too_few["state.latency"] == 60
+    assert str(found).startswith("no drift was found\nnot followed by statistics, which need 82 values: state.settings")
+    assert "state.latency has 60" in found.to_json()["note"]
+    assert found.to_json()["needed"] == 82
+    for number in range(22):  # one more than is needed to know what is usual: the next one is judged
+        agent.state["latency"] = 20 + number % 2
+        agent.checkpoint()
+        assert ("state.latency" in agent.drift("baseline").too_few) == (number < 21)
+    assert "the baseline is not among those that led here" in str(agent.drift("~3", "baseline"))
 
 
 def test_places_configuration_and_shapes_of_calls(agent, store_path):

@@ -100,6 +100,26 @@ def test_a_check_and_invariants_are_evidence(store):
     assert report.claims[0].checkpoint.label == "step 8"
 
 
+def test_what_qualifies_a_checked_fact_is_said_with_it(store):
+    agent = store.agent("trip-7", when=None)
+    for number, budget in enumerate([1, -1, 1, 1, -1, -1]):
+        agent.state["budget"] = budget
+        agent.checkpoint(f"c{number}")
+    told = dict(store.explain("trip-7", check="bugdet > 0", invariants=["budget >= 0"]).facts)
+    assert (
+        told["bisect"]
+        == "bugdet > 0 is first violated at #1 c0, nowhere state.bugdet is in no checkpoint that was looked at"
+    )
+    assert told["violated"] == "budget >= 0 is violated since #5 c4, before #2 c1 to #2 c1 was bad, too"
+    agent.state["budget"] = 1
+    agent.checkpoint("mended")
+    report = store.explain("trip-7", invariants=["not (bugdet < 0)", "budget + 'x' > 0"])
+    assert not report
+    unchecked = [text for name, text in report.facts if name == "unchecked"]
+    assert unchecked[0].endswith("is violated nowhere, nowhere state.bugdet is in no checkpoint that was looked at")
+    assert len(unchecked) == 2  # a rule that cannot be asked is not one that does not hold
+
+
 def test_a_checkpoint_that_was_marked_is_evidence(store):
     agent = store.agent("trip-7", when=None)
     agent.state["budget"] = 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -143,3 +144,17 @@ def test_whatever_is_typed_is_an_expression_or_a_typed_error(text):
         Expression(text)
     except BadExpression as error:
         assert 0 <= error.at <= len(text)  # noqa: PT017
+
+
+def test_an_expression_that_takes_too_long_is_ended_and_says_so(tmp_path):
+    with holdfast.open(tmp_path / "store") as store:
+        agent = store.agent("a")
+        agent.state["many"] = list(range(300_000))
+        agent.checkpoint()
+        look = Look.of(agent.at().state)
+        long = " or ".join(["len(many) < 0"] * 110)
+        for ask in (Expression(long).value, Expression(long).broken):
+            began_s = time.thread_time()
+            with pytest.raises(BadExpression, match="it took longer than 1 s, at character"):
+                ask(look)
+            assert time.thread_time() - began_s < 2.5

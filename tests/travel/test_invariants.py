@@ -100,6 +100,80 @@ def test_what_is_missing_breaks_nothing_unless_it_is_required(agent):
         agent.checkpoint()
 
 
+@unsaved
+@pytest.mark.parametrize(
+    ("rule", "state", "holds"),
+    [
+        ("budget >= 0", {}, True),
+        ("budget >= 0", {"budget": -1}, False),
+        ("budget >= 0", {"budget": None}, False),  # it is there
+        ("budget - spent >= 0", {"budget": 1}, True),  # which cannot even be calculated
+        ("account.spent < 1000", {"account": {}}, True),
+        ("not (budget < 0 or len(orders) > 1)", {"orders": []}, True),
+        ("budget >= 0 and len(orders) < 2", {"orders": [1, 2]}, False),  # each part for itself
+        ("budget >= 0 and len(orders) < 2", {"budget": -1}, False),
+        ("exists(budget)", {}, False),
+        ("exists(budget) and budget >= 0", {}, False),
+        ("budget != None", {}, False),
+        ("not exists(budget) or budget >= 0", {}, True),
+        ("exists(budget) or spent > 1", {"spent": 0}, False),
+    ],
+)
+def test_a_rule_about_a_place_that_is_not_there_is_not_broken_unless_it_asks_for_that(store, agent, rule, state, holds):
+    agent.state.update({"n": 1, **state})
+    agent.checkpoint("first")
+    assert bool(agent.check(holdfast.Invariant(rule))) is not holds
+    told = [text for name, text in store.explain("trip-7", invariants=[rule]).facts if name == "violated"]
+    assert bool(told) is not holds
+    agent.invariant(rule, then="refuse")
+    agent.state["n"] = 2
+    if holds:
+        agent.checkpoint()
+    else:
+        with pytest.raises(InvariantViolated, match="it is false"):
+            agent.checkpoint()
+
+
+def test_a_run_begins_before_it_has_set_what_a_rule_speaks_of(agent):
+    agent.invariant("guarded_budget >= 0", then="refuse")
+
+    @holdfast.durable
+    def spend(agent):
+        agent.state["guarded_budget"] = 5
+
+    agent.run(spend)
+    assert agent.state["guarded_budget"] == 5
+
+
+def test_a_place_that_no_checkpoint_has_is_named(agent):
+    for number in range(3):
+        agent.state["budget"] = number
+        agent.checkpoint()
+    found = agent.check(holdfast.Invariant("not (bugdet < 0) and budget >= 0"), holdfast.Invariant("budgte", type=int))
+    assert (list(found), found.nowhere) == ([], ["state.budgte", "state.bugdet"])
+    assert agent.check(holdfast.Invariant(lambda state: True)).nowhere == []
+
+
+def test_a_schema_that_is_none_is_refused_as_an_option(agent):
+    with pytest.raises(BadOption, match=r"that is no JSON schema: at type: 'strin' is not"):
+        agent.invariant("k", schema={"type": "strin"})
+    with pytest.raises(BadOption, match="schema=5 says no type"):
+        agent.invariant("k", schema=5)
+
+
+def test_why_a_rule_could_not_be_asked_is_one_line_and_a_check_that_exits_ends_nothing(agent):
+    agent.state["budget"] = "much"
+    agent.checkpoint()
+    (found,) = agent.check(holdfast.Invariant("budget >= 0"))
+    assert "\n" not in found.why
+    assert "have no order" in found.why
+
+    def leave(state):
+        raise SystemExit(1)
+
+    assert [one.why for one in agent.check(holdfast.Invariant(leave))] == ["SystemExit: 1"]
+
+
 def test_a_warning_marks_the_checkpoint_suspect_in_its_transaction_and_it_is_opened_and_said(store, agent, caplog):
     agent.invariant("budget >= 0", name="solvent")
     agent.state["budget"] = -1

@@ -190,6 +190,20 @@ def test_a_relative_path_that_leads_nowhere_in_a_replay_is_explained(store, trip
     assert "agent.workspace" in str(found.difference)
 
 
+def test_what_a_tool_wrote_and_no_checkpoint_has_yet_is_said_to_be_why(store, trips, tmp_path):
+    files = tmp_path / "tree"
+    files.mkdir()
+    agent = store.agent("written", workspace=files)
+    agent.run(trips.moody, "written")
+    assert agent.state["seen"] == "written by a tool"
+    found = store.replay("written", program=PROGRAM)
+    assert found.difference.actual.startswith("FileNotFoundError")
+    reason = "files that trip_make wrote since the checkpoint before are not there: no replay calls a tool"
+    assert found.difference.differs == [reason]
+    agent.run(trips.moody, "written later")
+    assert store.replay("written", program=PROGRAM).same
+
+
 def test_a_run_with_children_is_replayed_with_what_came_of_them_and_so_are_they(store, trips):
     store.agent("party").run(trips.party, ["TP1", "TP1234"])
     names = [("party", None), ("party/TP1", None), ("party/TP1234", None)]
@@ -224,6 +238,25 @@ def test_a_checkpoint_names_the_run_in_which_it_was_taken(store, trips):
     assert two.run != first
     with pytest.raises(holdfast.errors.BadOption, match="not taken in a run"):
         store.replay("a", "by hand", program=PROGRAM)
+
+
+def test_a_checkpoint_of_another_branch_names_no_run_of_this_one(store, trips):
+    store.agent("a").run(trips.travel, "T")
+    (found,) = store.what_if("a", travel.WhatIf(results={"trip_price": 900}), program=PROGRAM)
+    store.keep(found, "dear")
+    other = store.agent("a", branch="dear", readonly=True)
+    for name in ("dear", f"id:{other.head.id}", other.head):
+        with pytest.raises(BadOption, match="is a checkpoint of a@dear") as caught:
+            store.replay("a", name, program=PROGRAM)
+        assert "holdfast replay a@dear id:" in caught.value.hint
+        with pytest.raises(BadOption, match="has no runs"):
+            store.replay("a", name, program=PROGRAM, branch="dear")
+    forked = store.agent("a").branch("forked")
+    forked.run(trips.travel, "TP")
+    mine, ours = (store.replay("a", name, program=PROGRAM, branch="forked") for name in ("~0", "#2"))
+    assert (mine.run, ours.run) == (forked.runs()[0].id, store.agent("a").runs()[0].id)
+    with pytest.raises(BadOption, match="is a checkpoint of a@forked"):
+        store.replay("a", "forked", program=PROGRAM)
 
 
 @pytest.mark.parametrize("mood", ["gone", "bad", "good"])

@@ -163,6 +163,8 @@ def test_the_line_that_changed_a_place_and_the_step_at_which_a_check_began_to_fa
         'state["total"] += scored(fact)',
         "return len(fact)",
     }
+    assert found.nowhere == []
+    assert store.moments("sum", "totla", program=PROGRAM).nowhere == ["state.totla"]
     first = travel.first_bad(store.moments("sum", program=PROGRAM, check="not exists(total) or total >= 0"))
     assert first.source == 'state["total"] = -1'
     assert first.step == 3
@@ -192,7 +194,7 @@ def test_bisect_goes_on_into_the_steps_of_the_run(store, trips):
         assert (found.turn.after, found.turn.before) == ("trip_price(flight='TP1234')", "checkpoint")
         assert found.turn.run == found.cause.run
         assert Path(found.turn.line.rpartition(":")[0]).name == "trips.py"
-        assert "became bad after trip_price" in str(found)
+        assert "step: after trip_price" in str(found)
     with store.agent("dear", branch="main", readonly=True) as other:
         elsewhere = other.bisect(when="budget < 0", program="nothing.py")
         assert elsewhere.checkpoint == found.checkpoint
@@ -220,6 +222,10 @@ def test_the_smallest_set_that_still_fails_is_found(store, trips):
     args = store.minimise("args", "args.documents", program=PROGRAM, check=check)
     assert len(args.keys) == 3  # two of them only so that there is a third: no list of less fails
     assert 1 in args.keys
+    with pytest.raises(holdfast.errors.BadOption, match=r"state\.fcats is not there when the run begins"):
+        store.minimise("sum", "state.fcats", program=PROGRAM, check=check)
+    with pytest.raises(holdfast.errors.BadOption, match="is of type str, which is neither"):
+        store.minimise("sum", "state.facts.g3", program=PROGRAM, check=check)
     with pytest.raises(holdfast.errors.BadOption, match="does not fail"):
         store.minimise("args", "args.documents", program=PROGRAM)
     with pytest.raises(ValueError, match="over budget"):
@@ -328,6 +334,7 @@ def test_the_verbs_say_what_they_found_and_end_with_their_codes(store, trips, tm
     assert {one["agent"]: one["same"] for one in both["executions"]} == {"trip": True, "clock": False}
     assert {one["difference"]["kind"] for one in both["executions"] if one["difference"]} == {"state"}
     assert said("replay", "trip", "--check", "budget >= 500", code=1)["executions"][0]["same"]
+    assert said("replay", "trip", "--watch", "bugdet", code=0)["executions"][0]["nowhere"] == ["state.bugdet"]
     assert said("replay", "trip", "--check", "budget >= 0", code=0)["executions"][0]["check"]
     many = said("what-if", "trip", "--result", "trip_price=[100, 900]", "--each", code=0)
     assert [one["name"] for one in many["variations"]] == ["trip_price = 100", "trip_price = 900"]

@@ -52,6 +52,11 @@ def words(text: str):
     yield from text.split()
 
 
+@holdfast.tool
+def trip_make(path: str, text: str) -> None:
+    Path(path).write_text(f"{text} by a tool")
+
+
 @holdfast.durable
 def travel(agent, flight):
     agent.state["budget"] = 500
@@ -203,6 +208,11 @@ def moody(agent, way):
         agent.state["seen"] = sorted(one.read_text() for one in agent.workspace.iterdir())
     elif way == "relative":
         agent.state["old"] = Path("tree", "old.txt").read_text()
+    elif way.startswith("written"):
+        trip_make(str(agent.workspace / "made.txt"), way)
+        if way == "written later":
+            agent.checkpoint("made")
+        agent.state["seen"] = (agent.workspace / "made.txt").read_text()
     elif way == "scratch":
         Path("note.txt").write_text("mine")
         agent.state["note"] = Path("note.txt").read_text()

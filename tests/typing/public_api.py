@@ -37,7 +37,7 @@ def looking_back(store: holdfast.Store, agent: holdfast.Agent) -> None:
     assert_type(agent.blame("messages[3]").old, Any)
     assert_type(store.diff("trip-7@asked", agent.at()), holdfast.Comparison)
     assert_type(agent.invariant("budget", range=(0, None), then="refuse"), holdfast.Invariant)
-    assert_type(agent.check(since="asked"), list[holdfast.Violation])
+    assert_type(agent.check(since="asked"), holdfast.travel.Violations)
     assert_type(agent.watch("budget", when="new < 0", then=lambda hit: hit.new), holdfast.Watchpoint)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 import holdfast
+from holdfast.errors import BadOption
 from holdfast.web import place as asking
 from holdfast.web import server
 from holdfast.web.app import ACTIONS, House
@@ -239,6 +241,9 @@ def test_a_damaged_store_has_a_sentence(tmp_path):
         answers = [visitor.get(address) for address in PAGES]
         assert not [one for one in answers if "Traceback" in one.text]
         assert {one.status_code for one in answers} <= {200, 500, 503}
+        said = [unescape(re.sub(r"<[^>]*>", "", one.text)) for one in answers if one.status_code != 200]
+        assert said
+        assert all("the database is damaged" in one and "holdfast verify says what is affected" in one for one in said)
 
 
 def test_an_encrypted_store_without_its_key_is_not_served(tmp_path):
@@ -268,6 +273,9 @@ def test_behind_a_proxy_on_a_unix_socket_the_name_that_it_sends_counts(made, tmp
 def test_behind_a_proxy_over_tcp_its_secret_counts(made, tmp_path):
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef0123456789abcdef\n")
+    with pytest.raises(BadOption, match="everybody on this machine can read"):
+        server.Listening(secret=str(file), url="https://holdfast.example").bound()
+    file.chmod(0o640)
     with serving(made, "--url", "https://holdfast.example", "--secret-file", str(file)) as page:
         headers = {"Host": "holdfast.example", "X-Forwarded-User": "alice"}
         with httpx.Client(base_url=f"http://127.0.0.1:{port_of(page)}", verify=False) as proxy:
@@ -353,6 +361,29 @@ def test_an_action_needs_its_token_and_comes_from_the_page_itself(changing, path
         assert other.post(path, data={**TAG, "csrf": good}, headers=ours).status_code == 400
     assert visitor.post(path, json={**TAG, "csrf": good}, headers=ours).status_code == 400
     assert not tags(visitor)
+
+
+def test_what_somebody_writes_is_not_taken_from_him(made, tmp_path):
+    """Whatever is posted about a branch with a live holder is refused with a sentence, and he goes on."""
+    place = tmp_path / "store"
+    shutil.copytree(made, place)
+    with holdfast.open(place) as store, store.agent("trip-7", when=None) as agent, from_outside_nothing():
+        head = agent.head
+        with serving(place, "--allow-changes") as page, page.browser() as visitor:
+            plan = visitor.get("/api/back/trip-7", params={"to": "asked"}).json()["plan"]
+            (doubt,) = visitor.get("/api/runs/trip-7").json()["in_doubt"]
+            token = re.search(r'name="csrf" value="([0-9a-f]{64})"', visitor.get("/back/trip-7").text)[1]
+            mine = {"agent": "trip-7", "csrf": token}
+            for path, fields in {
+                "/rollback": {"to": "asked", "typed": "trip-7", "head": head.id, "plan": plan["digest"]},
+                "/resolve": {"effect": doubt["id"], "decision": "not-done", "why": "it is not there"},
+            }.items():
+                answer = visitor.post(path, data=mine | fields, headers={"Origin": page.url})
+                assert answer.status_code == 409, (path, answer.text)
+                assert "Let it finish, or stop it" in answer.text
+            agent.state["goes"] = "on"
+            assert agent.checkpoint("still mine").parent_id == head.id
+            assert visitor.get("/api/runs/trip-7").json()["in_doubt"]
 
 
 def test_what_is_done_is_recorded_with_who_did_it(changing):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import shutil
 import sys
 import tempfile
 from contextlib import closing, suppress
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import crash
+from holdfast.agent import crashes
 from holdfast.errors import BadOption, HoldfastError, NotInDump, RollbackBlocked, UnknownRevision
 from holdfast.schemas import effect_json
 from holdfast.travel import Held, Look, parse_path
-from holdfast.web import app, back, dumps, export, runs, state, timeline, why, words
+from holdfast.web import agents, app, back, dumps, export, health, runs, state, timeline, why, words
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief
 from holdfast.web.question import QUESTIONS
@@ -44,6 +47,14 @@ def ask(view, store, **fields):
     found = view(store, Asked(query={name: str(value) for name, value in fields.items()}))
     assert len(json.dumps(found, allow_nan=False)) < BOUND, view.__name__
     return found
+
+
+def rendered(template, view, path="/", place="", *, changes=True):
+    """The page that the house would make of it."""
+    return words.page(
+        template, view=view, asked=Asked(), path=path, here=lambda **_: "", place=place, navigation=[], tabs=[],
+        changes=changes, csrf="", who="",
+    ).decode()  # fmt: skip
 
 
 def act(action, store, **fields):
@@ -275,6 +286,15 @@ def test_json_on_a_page_is_written_as_json():
     assert said == "<pre>{&#34;a&#34;: &#34;it&#39;s &lt;b&gt;&#34;}</pre>"
 
 
+def test_what_is_no_list_is_no_conversation_and_a_form_says_what_it_lacks(looked, changed):
+    with pytest.raises(BadOption, match=r"state\.budget is no list of messages"):
+        ask(state.conversation, looked, agent="trip-7", path="budget")
+    with pytest.raises(BadOption, match="name is missing in the form"):
+        act(back.tag, changed, agent="trip-7")
+    with pytest.raises(BadOption, match="agent is missing in the address"):
+        ask(state.conversation, looked)
+
+
 def test_messages_are_a_conversation_and_search_finds_them(looked):
     told = ask(state.conversation, looked, agent="trip-7", path="state.messages")
     assert [one["role"] for one in told["messages"]] == ["system", "user", "assistant"]
@@ -407,12 +427,7 @@ def test_a_run_of_many_large_calls_is_paged(tmp_path, monkeypatch):
         (shown,) = [one for one in opened["effects"] if one["number"] == numbers[125]]
         assert len(shown["args"]["messages"]) == 40
         assert shown["args"]["messages"][0]["content"].endswith("m" * 1_000)
-        asked = Asked(query={"agent": "a", "id": info["id"]})
-        html = words.page(
-            "run.html", view=pages[0], asked=asked, path="/run/a", here=lambda **_: "", place="", navigation=[],
-            tabs=[], changes=True, csrf="", who="",
-        )  # fmt: skip
-        assert len(html) < BOUND
+        assert len(rendered("run.html", pages[0], "/run/a")) < BOUND
         assert len(json.dumps(export.collected(store, "a"))) < 300_000
 
 
@@ -612,11 +627,37 @@ def test_dumps_of_one_fault_are_one_group_that_comes_back(changed):
     assert next(one for one in ask(dumps.dumps, changed)["groups"] if one["key"] == key)["state"] == "came back"
 
 
+def test_dumps_that_are_no_crash_belong_to_the_agents_that_they_name(looked, made):
+    """Captured, or taken by a watchpoint: no history tells of them, and they do."""
+    listed = {one["name"]: one["dumps"] for one in ask(agents.agents, looked)["agents"]}
+    files = [path.name for path in crash.dumps(Path(made, "dumps"))]
+    assert listed["trip-7"] == len(files) > 0
+    told = [one for one in ask(timeline.timeline, looked, agent="trip-7")["crashes"] if one["branch"] == "main"]
+    assert [one["dump"] for one in told] == files
+    assert {one["what"] for one in told} == {"dump"}
+    assert {one["checkpoint"] for one in told} <= {
+        one.id for one in looked.agent("trip-7", readonly=True).log(all=True)
+    }
+    assert "ZeroDivisionError" in rendered("timeline.html", ask(timeline.timeline, looked, agent="trip-7"))
+
+
+def test_a_dump_that_a_crash_has_noted_is_told_once(tmp_path):
+    with holdfast.open(tmp_path / "store") as store, store.agent("a", when=None) as agent:
+        agent.checkpoint("began")
+        path = Path(crash.capture(to=f"{store.place}/dumps"))
+        told = ask(timeline.timeline, store, agent="a")["crashes"]
+        assert [(one["what"], one["checkpoint"]) for one in told] == [("dump", agent.head.id)]
+        body = {"what": "crash", "error": "E", "branch": "main", "checkpoint": agent.head.id, "dump": str(path)}
+        crashes.note(store, store._agent_row("a"), body)
+        assert [one["what"] for one in ask(timeline.timeline, store, agent="a")["crashes"]] == ["crash"]
+        assert ask(agents.agents, store)["agents"][0]["dumps"] == 1
+
+
 def test_a_dump_is_read_by_its_name_in_the_folder_alone(looked, made):
     for file in crash.dumps(Path(made, "dumps")):
         told = ask(dumps.dump, looked, file=file.name)
         assert told["frames"][-1]["function"] == "divide"
-        assert told["commands"]["debug"].endswith(file.name)
+        assert told["commands"]["debug"] == f"holdfast dump open {file.name} --store {made}"
     for name in ("../store.db", "/etc/passwd", str(file), "", "."):
         with pytest.raises((NotInDump, BadOption)):
             ask(dumps.dump, looked, file=name)
@@ -659,6 +700,30 @@ def test_threads_and_tasks_of_a_dump_are_opened_one_by_one(tmp_path):
                     ask(dumps.dump, store, file=file.name, stack=one["stack"], object=dice.randrange(500))
 
 
+def test_every_command_names_the_store_that_is_shown(looked, tmp_path):
+    """Whoever copies it may stand in a directory that has another store, with an agent of the same name."""
+    (file, *_) = crash.dumps(crash.folder_of(looked.place))
+    (run,) = {one["id"] for one in ask(runs.runs, looked, agent="trip-7")["runs"]}
+    views = {
+        "back.html": ask(back.back, looked, agent="trip-7", to="asked"),
+        "runs.html": ask(runs.runs, looked, agent="trip-7"),
+        "run.html": ask(runs.run, looked, agent="trip-7", id=run),
+        "dump.html": ask(dumps.dump, looked, file=file.name),
+        "health.html": ask(health.health, looked),
+    }
+    pages = {name: unescape(rendered(name, view, place=looked.place, changes=False)) for name, view in views.items()}
+    for name, page in pages.items():
+        told = re.findall(r"<code[^>]*>(holdfast (?!ui)[^<]*)</code>", page)
+        assert told, name
+        assert all(one.endswith(f" --store {looked.place}") for one in told), told
+    spaced = tmp_path / "a store"
+    holdfast.open(spaced).close()
+    with holdfast.open(spaced, create=False) as store:
+        store.agent("a b").checkpoint()
+        command = ask(back.back, store, agent="a b", to="~0")["command"]
+    assert shlex.split(command)[-2:] == ["--store", str(spaced)]
+
+
 # -- why --------------------------------------------------------------------------------------------------------------
 
 
@@ -679,6 +744,50 @@ def test_questions_are_answered_by_a_process_of_their_own(looked):
     assert "not part of the language" in wrong["error"]["message"]
 
 
+def test_the_page_says_of_a_bisection_all_that_the_command_says(tmp_path):
+    """What qualifies an answer stands on the page in the command's words, and nothing there is surer than it."""
+    with holdfast.open(tmp_path / "store") as store:
+
+        def history(name, budgets, after=lambda agent: None):
+            with store.agent(name, when=None) as agent:
+                for number, budget in enumerate(budgets):
+                    agent.state["n"], agent.state["budget"] = number, budget
+                    agent.checkpoint(f"c{number}")
+                after(agent)
+
+        def forget(agent):
+            agent.tag("first", "c0")
+            store.retain(holdfast.Policy(last=3))
+
+        def spoil(agent):
+            for name in ("c3", "c4"):
+                agent.mark(name, "corrupt", "a test")
+
+        history("forgotten", [1] * 7 + [-1] * 9, forget)
+        history("text", ["much"] * 4 + [4, 5])
+        history("typo", [1, 2, 3])
+        history("corrupt", [1] * 5 + [-1] * 3, spoil)
+        history("again", [1, 1, -1, -1, 2, 3])
+        for name, when, said in (
+            ("forgotten", "budget < 0", ("one of 12 checkpoints that were forgotten", "Perhaps the first bad")),
+            ("text", "budget < 0", ("4 could not be checked", "None was found to be bad")),
+            ("typo", "bugdet < 0", ("state.bugdet is in no checkpoint that was looked at",)),
+            ("corrupt", "budget < 0", ("one of 2 checkpoints before it that cannot be checked",)),
+            ("again", "budget < 0", ("#4 c3, then good again", "state.budget  (a state with only this never existed)")),
+        ):
+            found = store.agent(name, readonly=True).bisect(when=when, fresh=True)
+            asked = {"agent": name, "ask": "bisect", "when": when}
+            view = ask(why.why, store, **asked)
+            while view["job"]["state"] == "running":
+                view = ask(why.why, store, **asked)
+            page = unescape(rendered("why.html", view))
+            told = found.to_json()
+            facts = told["answer"] + told["notes"][:-1]  # how often the check was asked: now it is known
+            texts = [one["text"] for one in facts if one["name"] not in {"first bad", "last good"}]
+            assert all(text in page and text in str(found) for text in texts), (name, texts)
+            assert all(text in page for text in said), name
+
+
 def test_every_question_has_an_answer(looked):
     def told(ask, **fields):
         return QUESTIONS[ask](looked, {"agent": "trip-7", **fields}, lambda *_: None)
@@ -686,6 +795,11 @@ def test_every_question_has_an_answer(looked):
     assert told("blame", path="budget")["checkpoint"]["label"] == "hotel booked"
     assert told("check", rules="budget > 0\nlen(messages) < 3")["total"] > 0
     assert told("drift", baseline="baseline", paths="budget")["drift"] is True
+    same = answered(looked, ask="drift", baseline="~0")
+    page = unescape(rendered("why.html", ask(why.why, looked, agent="trip-7", ask="drift", baseline="~0")))
+    assert same["answer"]["drift"] is False
+    assert "Nothing was found that no rule allows" in page
+    assert "not followed by statistics, which need 82 values" in page
     assert told("explain")["agent"] == "trip-7"
     with pytest.raises(BadOption):
         told("check", rules=" ")

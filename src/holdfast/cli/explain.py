@@ -15,11 +15,11 @@ from rich.text import Text
 
 from holdfast.cli.complete import agents
 from holdfast.cli.exits import ATTENTION, DIFFERENT
-from holdfast.cli.programs import writing
+from holdfast.cli.programs import check_of, writing
 from holdfast.cli.session import Consent, Given, Json, Limit, OnBranch, Ref, limited, on_branch, option, reader
 from holdfast.cli.text import clean
 from holdfast.errors import BadOption
-from holdfast.run import Tool, function_of, module_of
+from holdfast.run import Tool, module_of
 from holdfast.travel import Reconciled
 
 _FILE_MAX = 2**20
@@ -41,7 +41,7 @@ def explain(
 
     "Not found" is an answer, and ends with 1.
     """
-    asked: Any = function_of(check) if check is not None and _is_function(check) else check
+    asked: Any = check_of(check) if check is not None and _is_function(check) else check
     with session.reading() as store:
         if what.endswith(".hfdump"):
             report = store.explain(Path(what), agent=agent, check=asked, invariants=invariant)

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -25,6 +25,7 @@ from holdfast import Bisection, Checkpoint, Document, Invariant, Store
 from holdfast.cli.effects import call_of
 from holdfast.cli.exits import DIFFERENT
 from holdfast.cli.output import Output
+from holdfast.cli.programs import check_of
 from holdfast.cli.session import (
     Flag,
     Given,
@@ -43,7 +44,6 @@ from holdfast.cli.session import (
 from holdfast.cli.text import ago, clean, count, now, shorten
 from holdfast.cli.values import change_lines, named
 from holdfast.errors import BadExpression, BadOption, format_path
-from holdfast.run import function_of
 from holdfast.schemas import as_json
 from holdfast.travel import (
     Abort,
@@ -61,7 +61,7 @@ from holdfast.travel import (
 
 SKIP, ABORTS = 125, 128  # exit codes of a check, as git's bisect has them
 _FILE_MAX_BYTES = 2**20
-_SHOWN = 8  # changes and skipped checkpoints that a person reads
+_SHOWN = 8  # changes and calls that a person reads
 
 bisect = App(name="bisect", help="Find the first bad checkpoint of an agent.")
 
@@ -126,7 +126,7 @@ def find(
             f"there is no program {command[0]!r}", hint=f"An expression goes after --when: --when {command[0]!r}."
         )
     named = check is not None and not _is_expression(check)
-    asked: Any = function_of(check) if check is not None and named else check
+    asked: Any = check_of(check) if check is not None and named else check
     with _opened(session, named=named) as store:
         handle, bad = looking(store, agent)
         if command:
@@ -227,51 +227,35 @@ class Command(Check):
 
 
 _STYLES = {"good": "green", "bad": "bold red", "skip": "yellow"}
+_PLAIN = ("", "until", "before", "confidence", "enough", "step")
 
 
 def _print_bisection(out: Output, found: Bisection) -> None:
-    bad, good = found.checkpoint, found.last_good
-    if bad is None:
-        ends = "" if found.whole else " The newest is good, and only the ends were checked; --all looks at every one."
-        found_none = "is bad" if found.whole and not found.skipped else "was found to be bad"
-        of = count(found.total, "checkpoint")
-        some = f" {len(found.skipped)} could not be checked." if found.skipped else ""
-        out.say(f"No checkpoint of {clean(found.agent)} {found_none}, of {of}.{some}{ends}")
-    else:
-        _fact(out, "first bad", named(bad), Text(f"  {ago(bad.time, now())}", style="dim"))
-        _fact(out, "last good", named(good) if good is not None else Text("none: the oldest is bad", style="red"))
-    for place in found.nowhere:
-        _fact(out, "nowhere", Text(f"{clean(place)} is in no checkpoint that was looked at", style="yellow"))
-    if found.until is not None:
-        _fact(out, "until", named(found.until), ", then good again")
-    if found.forgotten:
-        which = "one of" if bad is not None else "nobody can say of"
-        _fact(out, "or", Text(f"{which} {count(found.forgotten, 'checkpoint')} that were forgotten", style="yellow"))
+    for fact in found.answer():
+        _print_fact(out, fact, found.checkpoint if fact[0] == "first bad" else None)
     if found.cause is not None:
         _print_cause(out, found.cause)
-    if found.candidates:
-        _fact(out, "or", Text(f"one of {count(len(found.candidates), 'checkpoint')} before it that cannot be checked"))
-    if found.cut:
-        _fact(out, "cut", Text(f"what came before cannot be read: {clean(found.cut)}", style="yellow"))
-    for one, two in found.earlier:
-        _fact(out, "before", named(one), " to ", named(two), " was bad, too")
-    if found.confidence < 1:
-        _fact(out, "confidence", f"{found.confidence:.1%}")
     changes = list(found.change)
     for line in change_lines(changes[:_SHOWN]):
         out.say("  ", line)
     if len(changes) > _SHOWN:
         out.note(f"… {count(len(changes) - _SHOWN, 'more change')}: holdfast diff shows them.")
-    if found.imagined and found.minimal:
-        places = Text(", ").join(Text(clean(one.where), style="bold") for one in found.minimal[:_SHOWN])
-        _fact(out, "enough", places, Text("  (a state with only this never existed)", style="dim"))
-    if found.turn is not None or found.no_turn:
-        _fact(out, "step", clean(str(found.turn) if found.turn is not None else found.no_turn))
-    for step in found.skipped[:_SHOWN]:
-        _fact(out, "skipped", named(step.checkpoint), Text(f"  {clean(step.why)}", style="yellow"))
-    whole = "all looked at" if found.whole else "at most one change assumed; --all looks at every one"
-    about = "" if bad is None else f", {whole}"
-    out.note(f"{count(found.checks, 'check')} for {count(found.total, 'checkpoint')}{about}.")
+    *notes, looked = found.notes()
+    for fact in notes:
+        _print_fact(out, fact)
+    out.note("".join(map(str, looked[1])))
+
+
+def _print_fact(out: Output, fact: tuple[str, Sequence[str | Checkpoint]], dated: Checkpoint | None = None) -> None:
+    name, parts = fact
+    style = "" if name in _PLAIN else "yellow"
+    shown = [named(part) if isinstance(part, Checkpoint) else Text(clean(part), style=style) for part in parts]
+    if dated is not None and parts[0] is dated:
+        shown.append(Text(f"  {ago(dated.time, now())}", style="dim"))
+    if name:
+        _fact(out, name, *shown)
+    else:
+        out.say(*shown)
 
 
 def _fact(out: Output, name: str, *parts: Text | str) -> None:
@@ -377,7 +361,7 @@ def check(
         A function of the state that returns False or raises where something is wrong.
     """
     invariants = [Invariant(rule) for rule in rules]
-    invariants += [Invariant(function_of(one), name=one) for one in function]
+    invariants += [Invariant(check_of(one), name=one) for one in function]
     invariants += _in_file(Path(declared_in)) if declared_in is not None else []
     if not invariants:
         raise BadOption("there is no rule to check", hint='Give an expression: holdfast check NAME "budget >= 0".')
@@ -389,8 +373,11 @@ def check(
         if json:
             listed = [one.to_json() for one in shown]
             rest = len(found) - len(shown)
-            session.json("check", agent=handle.name, checked=checkpoint.depth, violations=listed, more=rest)
+            about = {"agent": handle.name, "checked": checkpoint.depth, "nowhere": list(found.nowhere)}
+            session.json("check", **about, violations=listed, more=rest)
         else:
+            for place in found.nowhere:
+                _fact(session.out, "nowhere", Text(f"{clean(place)} is in no checkpoint", style="yellow"))
             for one in shown:
                 mark = Text("✗ " if session.out.unicode else "x ", style="bold red" if one.first else "dim")
                 session.out.say(mark, named(one.checkpoint), f"  {clean(one.invariant)}: {clean(one.why)}")

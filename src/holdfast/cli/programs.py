@@ -25,7 +25,7 @@ import holdfast
 from holdfast import Store
 from holdfast.cli.session import Session
 from holdfast.errors import BadOption
-from holdfast.run import module_of
+from holdfast.run import function_of, module_of
 
 Load = Annotated[tuple[str, ...], Parameter(name="--load", metavar="PROGRAM", negative="", show_default=False)]
 """How a verb that needs the tools of a program lets people name it."""
@@ -39,6 +39,15 @@ def load(programs: Iterable[str]) -> None:
     """Import modules (``my_app.agent``) and files (``agent.py``), so that their tools and functions are known."""
     for program in programs:
         module_of(program)
+
+
+def check_of(text: str) -> Callable[..., Any]:
+    """A function that judges states. Nobody takes how its module ends for an answer."""
+    try:
+        return function_of(text)
+    except SystemExit as error:
+        hint = 'What ends a program belongs under `if __name__ == "__main__":`.'
+        raise BadOption(f"{text} cannot be loaded: its module ends with exit({error.code!r:.80})", hint=hint) from None
 
 
 def writing(session: Session, programs: Sequence[str]) -> Store:

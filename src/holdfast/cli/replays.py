@@ -357,6 +357,8 @@ def _told(session: Session, one: Execution, what: str, check: str = "") -> None:
         out.say(clean(line))
     if one.check is not None:
         out.say("The check ", Text("holds." if one.check else "does not hold.", style="green" if one.check else "red"))
+    for place in one.nowhere:
+        out.say(Text(f"nowhere: {clean(place)} was never in the state", style="yellow"))
     bad = first_bad(one) if check else None
     for moment in [bad] if bad is not None else one.moments if not check else ():
         out.say(Text(clean(moment.line), style="cyan"), f"  {clean(moment.source)}")

@@ -367,11 +367,17 @@ def entry(path: Path) -> dict[str, Any]:
         with open_dump(path) as opened:
             told |= {"trigger": opened.trigger[:100], "at": moment(opened.at), "what": headline(opened)}
             kind, where = cause(opened)
-            return {**told, "complete": bool(opened.index), "problem": "", "cause": kind, "where": where}
+            agents = [
+                {"name": one.name, "branch": one.branch, "checkpoint": one.stands_on.checkpoint or one.checkpoint}
+                for one in opened.agents[:LISTED]
+            ]
+            found = {"cause": kind, "where": where, "agents": agents}
+            return {**told, "complete": bool(opened.index), "problem": "", **found}
     except HoldfastError as error:
-        return {**told, "problem": error.message, "cause": "", "where": ""}
+        problem = error.message
     except OSError as error:  # it was removed meanwhile, or belongs to somebody else
-        return {**told, "problem": error.strerror or "cannot be read", "cause": "", "where": ""}
+        problem = error.strerror or "cannot be read"
+    return {**told, "problem": problem, "cause": "", "where": "", "agents": []}
 
 
 def cause(dump: Dump) -> tuple[str, str]:

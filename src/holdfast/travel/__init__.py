@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.travel.explain import Claim, Report
     from holdfast.travel.expressions import Expression, Look, follow, parse_path
     from holdfast.travel.failure import Failure
-    from holdfast.travel.invariants import Invariant, Violation, declared
+    from holdfast.travel.invariants import Invariant, Violation, Violations, declared
     from holdfast.travel.logs import LogHandler, LogLine, Metrics
     from holdfast.travel.minimal import Minimal, first_bad, moment_before
     from holdfast.travel.probe import Capture, Probe
@@ -66,6 +66,7 @@ __all__ = [
     "Validation",
     "Verdict",
     "Violation",
+    "Violations",
     "Watchpoint",
     "WhatIf",
     "debug",
@@ -114,6 +115,7 @@ _HOMES = {
     "Validation": "holdfast.travel.whatif",
     "Verdict": "holdfast.travel.bisect",
     "Violation": "holdfast.travel.invariants",
+    "Violations": "holdfast.travel.invariants",
     "Watchpoint": "holdfast.travel.watch",
     "WhatIf": "holdfast.travel.whatif",
     "debug": "holdfast.travel.whatif",

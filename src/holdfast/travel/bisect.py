@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,8 +31,10 @@ from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, BisectFailed, Damaged, Forgotten, HoldfastError, format_path
+from holdfast.text import count
 from holdfast.travel.causes import Cause, cause_of
 from holdfast.travel.expressions import MISSING, Expression, Look
+from holdfast.travel.invariants import reason_of
 from holdfast.travel.journal import VERDICTS, Journal
 
 if TYPE_CHECKING:
@@ -45,7 +47,9 @@ SCAN_MAX = 1_000
 TRIES_MAX = 200
 """States that are made up to find the smallest change."""
 REPEATS_MAX = 1_000
+_SHOWN = 8  # changes and skipped checkpoints that a person reads
 _WHY = 200  # characters of why a verdict is not known
+_ALL = "--all looks at every one"
 _TEXTS = ("id", "checkpoint", "verdict")
 
 
@@ -88,6 +92,18 @@ class Asked(Check):
         if any(not path for path in self.expression.paths):
             return tuple(sections.items())
         return tuple(sections.get(str(path[0])) for path in sorted(self.expression.paths, key=repr))
+
+
+class Rule(Asked):
+    """An expression that is an invariant, which a place that is not there does not break."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, bad=False)
+        self.identity = f"rule {self.expression.text}"
+
+    def judge(self, state: Document, checkpoint: Checkpoint | None) -> tuple[Verdict, str]:  # noqa: ARG002
+        with state.lock:
+            return ("bad" if self.expression.broken(Look.of(state)) else "good"), ""
 
 
 class Called(Check):
@@ -275,6 +291,8 @@ class Bisection:
         return {
             "agent": self.agent,
             "check": self.check,
+            "answer": [said(one) for one in self.answer()],
+            "notes": [said(one) for one in self.notes()],
             "first_bad": self.checkpoint.to_json() if self.checkpoint is not None else None,
             "last_good": self.last_good.to_json() if self.last_good is not None else None,
             "until": self.until.to_json() if self.until is not None else None,
@@ -301,42 +319,71 @@ class Bisection:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
+    def answer(self) -> Iterator[Fact]:
+        """Which checkpoint it is, and all that qualifies this."""
+        bad, good = self.checkpoint, self.last_good
+        if bad is None:
+            is_bad = "is bad" if self.whole and not self.skipped else "was found to be bad"
+            some = f" {len(self.skipped)} could not be checked." if self.skipped else ""
+            ends = "" if self.whole else f" The newest is good, and only the ends were checked; {_ALL}."
+            of = count(self.total, "checkpoint")
+            yield "", [f"No checkpoint of {self.agent} {is_bad}, of {of}.{some}{ends}"]
+        else:
+            yield "first bad", [bad]
+            that = "oldest that can be checked" if self.candidates else "oldest"
+            yield "last good", [good if good is not None else f"none: the {that} is bad"]
+        for place in self.nowhere:
+            yield "nowhere", [f"{place} is in no checkpoint that was looked at"]
+        if self.until is not None:
+            yield "until", [self.until, ", then good again"]
+        if self.forgotten:
+            which = "one of" if bad is not None else "nobody can say of"
+            yield "or", [f"{which} {count(self.forgotten, 'checkpoint')} that were forgotten"]
+        if self.candidates:
+            yield "or", [f"one of {count(len(self.candidates), 'checkpoint')} before it that cannot be checked"]
+        if self.cut:
+            yield "cut", [f"what came before cannot be read: {self.cut}"]
+        for one, two in self.earlier:
+            yield "before", [one, " to ", two, " was bad, too"]
+        if self.confidence < 1:
+            yield "confidence", [f"{self.confidence:.1%}"]
+
+    def notes(self) -> Iterator[Fact]:
+        """What of the change suffices, the step of a run, what was skipped, and how much was looked at."""
+        if self.imagined and self.minimal:
+            places = ", ".join(one.where for one in self.minimal[:_SHOWN])
+            yield "enough", [f"{places}  (a state with only this never existed)"]
+        if self.turn is not None or self.no_turn:
+            yield "step", [str(self.turn) if self.turn is not None else self.no_turn]
+        for step in self.skipped[:_SHOWN]:
+            yield "skipped", [step.checkpoint, f"  {step.why}"]
+        if len(self.skipped) > _SHOWN:
+            yield "skipped", [f"{len(self.skipped) - _SHOWN} more"]
+        looked = "all looked at" if self.whole else f"at most one change assumed; {_ALL}"
+        about = "" if self.checkpoint is None else f", {looked}"
+        yield "", [f"{count(self.checks, 'check')} for {count(self.total, 'checkpoint')}{about}."]
+
     def lines(self) -> Iterator[str]:
         """For people."""
-        if self.checkpoint is None:
-            ends = "" if self.whole else ": the newest is good, and only the ends were checked"
-            yield f"no bad checkpoint of {self.agent} was found in {self.total}, with {self.check}{ends}"
-            if self.skipped:
-                yield f"{len(self.skipped)} could not be checked: {self.skipped[0].why}"
-        elif self.last_good is None:
-            yield f"bad from the beginning: {_named(self.checkpoint)} is the oldest that can be checked"
-        else:
-            yield f"first bad: {_named(self.checkpoint)}; last good: {_named(self.last_good)}"
-            if not self.whole:
-                yield "at most one change is assumed; all=True looks at every one"
-        for place in self.nowhere:
-            yield f"{place} is in none of the checkpoints that were looked at"
-        if self.until is not None:
-            yield f"the newest is good again: the last bad one that was found is {_named(self.until)}"
-        if self.forgotten:
-            where = "or it is one of" if self.checkpoint is not None else "nobody can say of"
-            yield f"{where} {self.forgotten} that were forgotten"
-        if self.candidates:
-            named = ", ".join(map(_named, self.candidates[:5]))
-            yield f"it may be earlier, among {len(self.candidates)} that could not be checked: {named}"
-        if self.cut:
-            yield f"what came before could not be read: {self.cut}"
-        for one, two in self.earlier:
-            yield f"it was bad before, and good again: {_named(one)} to {_named(two)}"
-        if self.confidence < 1:
-            yield f"confidence {self.confidence:.1%}"
-        if self.turn is not None:
-            yield f"it became bad {self.turn}"
-        if self.cause is not None:
-            yield from self.cause.lines()
+        cause = self.cause.lines() if self.cause is not None else ()
+        return chain(map(_line, self.answer()), cause, map(_line, self.notes()))
 
     def __repr__(self) -> str:
         return f"<Bisection of {self.agent}: {next(self.lines())}>"
+
+
+Fact = tuple[str, Sequence[str | Checkpoint]]
+"""Something that a person is told: what it is called, empty for a whole sentence, and what it consists of."""
+
+
+def said(fact: Fact) -> dict[str, str]:
+    """As text."""
+    name, parts = fact
+    return {"name": name, "text": "".join(_named(part) if isinstance(part, Checkpoint) else part for part in parts)}
+
+
+def _line(fact: Fact) -> str:
+    return "{name}: {text}".format_map(said(fact)).removeprefix(": ")
 
 
 def step_json(step: Step) -> dict[str, Any]:
@@ -578,9 +625,8 @@ class Search:
             step = Step(checkpoint, "skip", f"it cannot be read: {error.message}"[:_WHY])
         except Abort as wish:
             raise BisectFailed(f"the check ended the search: {wish}", hint="What was found so far is kept.") from None
-        except Exception as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
-            said = error.message if isinstance(error, HoldfastError) else str(error)
-            step = Step(checkpoint, "skip", " ".join(f"{type(error).__name__}: {said}".split())[:_WHY])
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
+            step = Step(checkpoint, "skip", reason_of(error))
         self._verdicts.add(self._check, step)
         return step
 
@@ -672,7 +718,7 @@ class Search:
         except Abort:
             found.tries = TRIES_MAX
             return False
-        except Exception:  # noqa: BLE001 - changes that make no sense without each other, or a check that cannot tell
+        except (Exception, SystemExit):  # noqa: BLE001 - changes that make no sense alone, or a check that cannot tell
             return False
 
 

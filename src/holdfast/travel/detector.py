@@ -22,6 +22,8 @@ from typing import Any
 
 WARM = 80
 """Values that a place needs before it can raise anything: with fewer, what is usual is not known."""
+NEEDED = WARM + 2
+"""Values after which a place of either kind has been judged: of a number, a forecast begins with its second."""
 LAG = 24
 """Values that wait before they count as usual, so that a change is not taken for usual while it is being noticed."""
 CLIP = 3.0
@@ -177,6 +179,11 @@ class Numbers:
     def __init__(self) -> None:
         self._forecast, self._sums = Forecast(), Sums()
 
+    @property
+    def count(self) -> int:
+        """How many values it had."""
+        return self._forecast.n + len(self._forecast._waiting) + 1
+
     def add(self, step: int, value: float) -> tuple[int, float, str] | None:
         residual = self._forecast.add(step, value)
         found = self._sums.add(*residual, step) if residual is not None else None
@@ -191,6 +198,11 @@ class Words:
         self._n = 0
         self._waiting: deque[str] = deque()
         self._sums: dict[str, Sums] = {}
+
+    @property
+    def count(self) -> int:
+        """How many values it had."""
+        return self._n + len(self._waiting)
 
     def add(self, step: int, word: str) -> tuple[int, float, str] | None:
         raised = self._judge(step, word) if self._n >= WARM and len(self._counts) <= _DISTINCT_MAX else None
@@ -252,6 +264,11 @@ class Detector:
         self.step += 1
         return alarms
 
+    def unjudged(self) -> dict[str, int]:
+        """Places of which too little is known to say anything, and how many values each had."""
+        counts = {place: known.count for place, known in self._places.items()}
+        return {place: count for place, count in counts.items() if count < NEEDED}
+
 
 def kind_of(value: Any) -> type[Numbers | Words] | None:
     """How a value is followed; None for what cannot be."""
@@ -262,9 +279,9 @@ def kind_of(value: Any) -> type[Numbers | Words] | None:
     return Words if isinstance(value, str) and len(value) <= WORD_MAX else None
 
 
-def follow(history: Iterable[Mapping[str, Any]]) -> list[Alarm]:
+def follow(history: Iterable[Mapping[str, Any]], detector: Detector | None = None) -> list[Alarm]:
     """All alarms of a history, the earliest beginning first."""
-    detector = Detector()
+    detector = detector or Detector()
     alarms = [alarm for values in history for alarm in detector.update(values)]
     return sorted(alarms, key=lambda alarm: (alarm.since, alarm.at))
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent import history
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.errors import BadOption, format_path
+from holdfast.text import count
 from holdfast.travel import detector, suspects
 from holdfast.travel.expressions import MISSING, Look, parse_path
 
@@ -31,6 +32,7 @@ _PARTS = {"patch": 2, "minor": 1, "major": 0}
 _TABLES = ("configuration", "environment", "code", "dependencies", "types", "tools", "state")
 """What names begin with. Any other is a place of the state."""
 SHAPES_MAX = 400
+_SHOWN = 6  # places of which too little is known
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,19 @@ def _text(value: Any) -> str:
 
 @dataclass
 class Drift:
-    """What differs from the baseline. True where something does that no rule allows, or a place drifts."""
+    """What differs from the baseline. True where something does that no rule allows, or a place drifts.
+
+    ``too_few``: places that statistics say nothing of, with how many values each has had; they need ``NEEDED``.
+    ``unfollowed``: why there were no statistics at all.
+    """
 
     agent: str
     baseline: Checkpoint
     at: Checkpoint
     differences: list[Difference] = field(default_factory=list)
     alarms: list[detector.Alarm] = field(default_factory=list)
+    too_few: dict[str, int] = field(default_factory=dict)
+    unfollowed: str = ""
 
     @property
     def refused(self) -> list[Difference]:
@@ -86,7 +94,19 @@ class Drift:
         if allowed:
             yield f"{allowed} more differ as the rules allow"
         if not self.differences and not self.alarms:
-            yield "no drift"
+            yield "no drift was found" if self.note else "no drift"
+        if self.note:
+            yield self.note
+
+    @property
+    def note(self) -> str:
+        """What was not followed by statistics, so that nobody knows whether it drifts; empty where all was."""
+        if self.unfollowed or not self.too_few:
+            return self.unfollowed
+        places = sorted(self.too_few.items(), key=lambda one: -one[1])
+        named = ", ".join(f"{place} has {number}" for place, number in places[:_SHOWN])
+        more = f", and {count(len(places) - _SHOWN, 'other place')} fewer" if len(places) > _SHOWN else ""
+        return f"not followed by statistics, which need {detector.NEEDED} values: {named}{more}"
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -100,6 +120,9 @@ class Drift:
             "drift": bool(self),
             "differences": [one.to_json() for one in self.differences],
             "alarms": [one.to_json() for one in self.alarms],
+            "too_few": [{"place": place, "values": number} for place, number in self.too_few.items()],
+            "needed": detector.NEEDED,
+            "note": self.note or None,
         }
 
 
@@ -156,7 +179,12 @@ def drift(
     pairs = [*_described(first, last), *_places(first, last, paths)]
     if begin is not None:
         pairs += _shapes(past, begin)
-        found.alarms = [alarm for alarm in detector.follow(_values(agent, past, paths)) if alarm.at > begin]
+        follow = detector.Detector()
+        found.alarms = [alarm for alarm in detector.follow(_values(agent, past, paths), follow) if alarm.at > begin]
+        found.too_few = follow.unjudged()
+    else:
+        newest = f"the {len(past.checkpoints):,} newest checkpoints" if not past.complete else "those that led here"
+        found.unfollowed = f"neither tools nor values were followed: the baseline is not among {newest}"
     for name, old, new in pairs:
         allowing = next((rule.text for rule in rules if rule.allows(name, old, new)), "")
         found.differences.append(Difference(name, old, new, allowing))

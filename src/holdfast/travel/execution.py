@@ -80,6 +80,7 @@ class Execution(Struct):
     changes: list[str] = []  # how the last state differs from the recorded one
     check: bool | None = None
     moments: list[Moment] = []
+    nowhere: list[str] = []  # the place that was watched, if it never was there
     blocked: list[dict[str, str]] = []
     isolation: list[str] = []
     code_changed: bool = False

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.errors import BadOption, HoldfastError, format_path
-from holdfast.travel import detector, suspects
+from holdfast.travel import bisect, detector, suspects
 from holdfast.travel.causes import Cause, cause_of
 from holdfast.travel.failure import Failure, of_dump
 
@@ -59,6 +59,7 @@ LEAST = 0.02
 """Claims that are less sure are not made."""
 SHARED = 0.3
 """A claim is about the place of its strongest evidence in the state that has this share of the strongest at all."""
+_ANSWERS = ("", "first bad", "last good")  # of a bisection: all others qualify these
 DRIFT_NEAR = 2
 """Checkpoints by which the beginning of a drift may be missed."""
 
@@ -291,23 +292,29 @@ def _checked(
         if marked.id in places:
             path = _telling(past.moves[places[marked.id].at], failure)
             places[marked.id].add("checked", 1.0, path, f"it is suspect: {why}")
-    for asked, name in ((check, "bisect"), *((text, "violated") for text in invariants)):
-        if asked is None:
-            continue
+    rules = [(bisect.Rule(text), "violated") for text in invariants]
+    for asked, name in ([(check, "bisect")] if check is not None else []) + rules if past.checkpoints else ():
         try:
-            answer = agent.bisect(asked, bad=past.checkpoints[-1], minimise=False) if past.checkpoints else None
+            answer = agent.bisect(asked, bad=past.checkpoints[-1], minimise=False)
         except HoldfastError as error:
-            facts.append((name, f"could not be checked: {error.message}"))
+            facts.append(("unchecked", f"{asked if isinstance(asked, str) else name}: {error.message}"))
             continue
-        first = answer.checkpoint if answer is not None else None
-        if answer is None or first is None:
+        first = answer.checkpoint
+        told = map(bisect.said, answer.answer())
+        doubts = "".join(f", {one['name']} {one['text']}" for one in told if one["name"] not in _ANSWERS)
+        if first is None:
+            if doubts or answer.skipped:
+                some = f", {len(answer.skipped)} could not be checked" if answer.skipped else ""
+                facts.append(("unchecked", f"{answer.check} is violated nowhere{doubts}{some}"))
             continue
-        facts.append((name, f"{answer.check} is first violated at #{first.depth} {first.label or first.short_id}"))
+        since = "violated since" if answer.earlier else "first violated at"
+        where = f"#{first.depth} {first.label or first.short_id}"
+        facts.append((name, f"{answer.check} is {since} {where}{doubts}"))
         suspect = places.get(first.id)
         if suspect is not None:
             named = [move for move in past.moves[suspect.at] if str(move.path[0]) in answer.check]
             path = _telling(named, failure) or _telling(past.moves[suspect.at], failure)
-            suspect.add("checked", 1.0, path, f"{answer.check} is first violated here")
+            suspect.add("checked", 1.0, path, f"{answer.check} is {since.removesuffix(' at')} here")
     return any(name in {"bisect", "violated"} for name, _ in facts)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from time import thread_time
@@ -274,6 +274,23 @@ class Expression:
         except Wrong as error:
             raise self._wrong(str(error), error.at) from None
 
+    def broken(self, look: Look) -> bool:
+        """Whether it is false as a rule: of what ``and`` joins, each part with a place that is not there holds.
+
+        A part that asks whether a place is there, by ``exists`` or a comparison with None, is as true as its value.
+        """
+        end_s, find = thread_time() + LIMIT_S, _finder(look, {})
+        for part in self.tree[2] if self.tree[0] == "all" else [self.tree]:
+            try:
+                if evaluate(part, find, end_s) or _speaks_of_nothing(part, look):
+                    continue
+            except Wrong as error:
+                if thread_time() <= end_s and _speaks_of_nothing(part, look):
+                    continue
+                raise self._wrong(str(error), error.at) from None
+            return True
+        return False
+
     def holds(self, look: Look, **names: Any) -> bool:
         """Whether it is true."""
         return bool(self.value(look, **names))
@@ -379,6 +396,20 @@ _WORDS: dict[type[ast.expr], str] = {
     ast.Dict: "a dict",
     ast.Await: "await",
 }
+
+
+def _speaks_of_nothing(part: Node, look: Look) -> bool:
+    return any(path and not look.raw(path) for path in set(_needed(part)))
+
+
+def _needed(node: Node) -> Iterator[Path]:
+    """The places that a part of an expression takes to be there."""
+    kind, _, *parts = node
+    if kind == "path":
+        yield parts[0]
+    elif kind not in {"value", "name", "exists"} and not any(one[0] == "value" and one[2] is None for one in parts[-1]):
+        for one in parts[-1]:
+            yield from _needed(one)
 
 
 def _finder(look: Look, names: Mapping[str, Any]) -> Find:

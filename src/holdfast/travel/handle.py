@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.travel.blame import Blame
     from holdfast.travel.compare import Comparison, Side
     from holdfast.travel.execution import Execution
-    from holdfast.travel.invariants import Guards, Invariant, Then, Violation
+    from holdfast.travel.invariants import Guards, Invariant, Then, Violations
     from holdfast.travel.jobs import Done
     from holdfast.travel.minimal import Minimal
     from holdfast.travel.watch import Action, Hit, Watches, Watchpoint
@@ -113,7 +113,8 @@ class Agent(Questions, below.Agent):
         - ``unique``: the items of a list, or their ``field``, are all different. ``references="customers"``: each item,
           or its ``field``, is among what stands there.
         - ``schema``: a JSON schema or a pydantic model.
-        - ``required``: the value is there. Otherwise one that is missing breaks nothing.
+        - ``required``: the value is there. Otherwise one that is missing breaks nothing, in an expression neither:
+          a part that ``and`` joins holds where a place in it is missing, unless it asks for that: ``exists(budget)``.
 
         Where it does not hold, ``then`` says what happens. ``"warn"``: a warning in the log, and the checkpoint is
         marked suspect. ``"refuse"``: nothing is saved, ``InvariantViolated`` is raised, and the live state stays.
@@ -133,10 +134,11 @@ class Agent(Questions, below.Agent):
         *invariants: Invariant,
         since: str | Checkpoint | None = None,
         until: str | Checkpoint | None = None,
-    ) -> list[Violation]:
+    ) -> Violations:
         """The checkpoints of the branch that break invariants, oldest first; without any given, those of this handle.
 
-        ``since``: only checkpoints after this one; ``until``: those that lead to this one.
+        ``since``: only checkpoints after this one; ``until``: those that lead to this one. The list has ``nowhere``:
+        places that the invariants speak of and that none of these checkpoints has.
         """
         from holdfast.travel.invariants import check_history
 
@@ -145,7 +147,7 @@ class Agent(Questions, below.Agent):
         if since is not None:
             first = self.at(since)
             line = line[line.index(first) + 1 :] if first in line else line
-        return list(check_history(line, asked))
+        return check_history(line, asked)
 
     def watch(self, path: str, when: str | None = None, *, then: Action | Callable[[Hit], Any] = "log") -> Watchpoint:
         """Be told when a place of the state changes, and ``when``, about ``old`` and ``new``, is true of the change.

@@ -9,7 +9,7 @@ saved, however many threads there are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -86,8 +86,14 @@ class Invariant:
     @property
     def sections(self) -> set[str] | None:
         """The sections that it looks at; None: all."""
-        paths = self._expression.paths if self._expression is not None else {self.path, self._references or self.path}
-        return None if self._function is not None or () in paths else {str(path[0]) for path in paths}
+        return None if self._function is not None or () in self.paths else {str(path[0]) for path in self.paths}
+
+    @property
+    def paths(self) -> set[Path]:
+        """The places that it speaks of; of a function nobody knows."""
+        if self._expression is not None:
+            return self._expression.paths
+        return {self.path, self._references or self.path} if self._function is None else set()
 
     @property
     def relative(self) -> bool:
@@ -102,12 +108,12 @@ class Invariant:
                 return "" if answer is None or answer else f"it returned {answer!r:.80}"
             with document.lock:
                 if self._expression is not None:
-                    return "" if self._expression.holds(look) else "it is false"
+                    return "it is false" if self._expression.broken(look) else ""
                 return self._declared(look, before)
         except (Damaged, KeyboardInterrupt):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a check raises, the state has not passed it
-            return f"{type(error).__name__}: {error!s}"[:_WHY]
+            return reason_of(error)
 
     def _declared(self, look: Look, before: Look | None) -> str:
         value = look.at(self.path)
@@ -131,6 +137,12 @@ class Invariant:
         return f"<Invariant {self.name!r}, then {self.then}>"
 
 
+def reason_of(error: BaseException) -> str:
+    """Why a check could not answer, on one line."""
+    said = error.message if isinstance(error, HoldfastError) else str(error)
+    return " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")[:_WHY]
+
+
 def declared(table: Mapping[str, Any], where: str) -> Invariant:
     """An invariant from a table of a file: ``path`` or ``check`` (an expression), and the options of the method."""
     options = dict(table)
@@ -143,7 +155,8 @@ def declared(table: Mapping[str, Any], where: str) -> Invariant:
     try:
         return Invariant(str(what), **options)
     except (TypeError, HoldfastError) as error:
-        raise BadOption(f"{where}: {error}") from None
+        said, hint = (error.message, error.hint) if isinstance(error, HoldfastError) else (str(error), "")
+        raise BadOption(f"{where}: {said}", hint=hint) from None
 
 
 # -- rules: each gives what is wrong with a value, or nothing ----------------------------------------------------------
@@ -214,13 +227,18 @@ def _ordered(direction: Any) -> Callable[[Any, Any], str]:
 def _schema(schema: Any) -> Callable[[Any], str]:
     if isinstance(schema, Mapping):
         try:
+            from jsonschema import SchemaError  # type: ignore[import-untyped]
             from jsonschema.validators import validator_for  # type: ignore[import-untyped]
         except ImportError:
             raise BadOption(
                 "JSON schemas need the package jsonschema", hint="Install it, or give a pydantic model."
             ) from None
         kind = validator_for(schema)
-        kind.check_schema(schema)
+        try:
+            kind.check_schema(schema)
+        except SchemaError as error:
+            where = f"at {format_path(tuple(error.absolute_path), '').lstrip('.')}: " if error.absolute_path else ""
+            raise BadOption(f"that is no JSON schema: {where}{error.message:.200}") from None
         validator = kind(schema)
 
         def check(value: Any) -> str:
@@ -229,11 +247,14 @@ def _schema(schema: Any) -> Callable[[Any], str]:
 
         return check
     try:
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import PydanticUserError, TypeAdapter, ValidationError
     except ImportError:
         raise BadOption("such a schema needs the package pydantic", hint="Install it, or give a JSON schema.") from None
 
-    adapter = TypeAdapter(schema)
+    try:
+        adapter = TypeAdapter(schema)
+    except PydanticUserError as error:
+        raise BadOption(f"schema={schema!r:.80} says no type: {error.message:.200}") from None
 
     def validate(value: Any) -> str:
         try:
@@ -332,10 +353,17 @@ class Violation:
         }  # fmt: skip
 
 
-def check_history(line: Iterable[Checkpoint], invariants: Sequence[Invariant]) -> Iterator[Violation]:
+class Violations(list[Violation]):
+    """What breaks invariants. ``nowhere``: places that these speak of and that no checkpoint has."""
+
+    nowhere: Sequence[str] = ()
+
+
+def check_history(line: Iterable[Checkpoint], invariants: Sequence[Invariant]) -> Violations:
     """Ask invariants about checkpoints, oldest first. Where what one looks at is the same, so is the answer."""
     before: Look | None = None
     known: dict[int, tuple[object, str]] = {}
+    found, missing = Violations(), {path for one in invariants for path in one.paths}
     for checkpoint in line:
         try:
             state = checkpoint.state
@@ -345,10 +373,20 @@ def check_history(line: Iterable[Checkpoint], invariants: Sequence[Invariant]) -
                 named = one.sections
                 sees = tuple(sections.items()) if named is None else tuple(map(sections.get, sorted(named)))
                 was = known.get(at, (None, ""))
-                why = was[1] if was[0] == sees and not one.relative else one.broken(state, look, before)
+                why = was[1] if was[0] == sees and not one.relative else _broken(one, state, look, before)
                 known[at] = sees, why
                 if why:
-                    yield Violation(checkpoint, one.name, why, first=not was[1])
+                    found.append(Violation(checkpoint, one.name, why, first=not was[1]))
+            missing = {path for path in missing if look.at(path) is MISSING}
             before = look
         except Damaged as error:
-            yield Violation(checkpoint, "", f"it cannot be read: {error.message}", first=True)
+            found.append(Violation(checkpoint, "", f"it cannot be read: {error.message}", first=True))
+    found.nowhere = sorted(map(format_path, missing))
+    return found
+
+
+def _broken(one: Invariant, state: Document, look: Look, before: Look | None) -> str:
+    try:
+        return one.broken(state, look, before)
+    except SystemExit as error:  # of a function; in the process of a live agent somebody may want that to end
+        return reason_of(error)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import msgspec
 
-from holdfast.errors import BadOption, HoldfastError, StoreFailed
+from holdfast.errors import BadOption, HoldfastError, StoreFailed, format_path
 from holdfast.run.outcomes import told
 from holdfast.travel.execution import Execution, Moment
 from holdfast.travel.expressions import MISSING, Look, parse_path
@@ -309,6 +309,9 @@ class _Looking:
     def __exit__(self, *_: object) -> None:
         if self.watch is not None:
             self.watch.end()
+        found, path = self.run.found, parse_path(self.job.watch)
+        if self.job.watch and not found.moments and Look.of(self.run.handle._document).at(path) is MISSING:
+            found.nowhere.append(format_path(path))
 
     def _watch(self, look: Callable[[Any], Any], show: Callable[[Any], Any]) -> None:
         run, document = self.run, self.run.handle._document

@@ -129,6 +129,11 @@ class MemoryAgent(Agent):
         """Where the copy of the files of its moment is."""
         return self._place
 
+    @property
+    def apart(self) -> bool:
+        """Whether that is another place than the one where the program had them."""
+        return self._place is self._copy
+
     def bring_files(self, sandbox: Sandbox, needed: Iterable[str]) -> None:
         """Copy the files with which the run began. They are where they were, as far as this process can see.
 

@@ -27,7 +27,7 @@ from holdfast.run.runs import describe
 from holdfast.travel.bisect import Check, Turn, Verdict, ddmin, halved
 from holdfast.travel.causes import view_of
 from holdfast.travel.execution import Execution, Moment, Step
-from holdfast.travel.expressions import Look, follow, parse_path
+from holdfast.travel.expressions import MISSING, Look, follow, parse_path
 from holdfast.travel.jobs import Workers, executed
 from holdfast.travel.rerun import History, recorded
 from holdfast.travel.variation import Job, put
@@ -136,10 +136,11 @@ def _target(
         value = follow(arguments_of(history.run, view.line, store._registry, inert=True), tuple(path))
     else:
         raise BadOption(f"{target!r} is no target", hint="Use state.PATH, args.NAME or results.")
+    if value is MISSING:
+        raise BadOption(f"{target} is not there when the run begins", hint="See `holdfast show` for what is there.")
     if not isinstance(value, list | dict) or not path:
-        raise BadOption(
-            f"{target} is a {type(value).__name__}, not a list or a dict", hint="Name what holds the items."
-        )
+        said = f"is of type {type(value).__name__}, which is neither a list nor a dict"
+        raise BadOption(f"{target} {said}", hint="Name what holds the items.")
 
     def kept(job: Job, left: Sequence[Any]) -> Job:
         wanted = set(left)
@@ -252,7 +253,7 @@ def turn_of(agent: Agent, good: Checkpoint, bad: Checkpoint, check: Check, progr
         document.update(decode(bytes.fromhex(found.states[at][1]), store._registry, inert=store._inert))
         try:
             return check.judge(document, None)[0]
-        except Exception:  # noqa: BLE001 - whatever a check raises, it is no verdict
+        except (Exception, SystemExit):  # noqa: BLE001 - whatever a check raises, it is no verdict
             return "skip"
 
     last = len(found.states) - 1

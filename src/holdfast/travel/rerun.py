@@ -98,7 +98,7 @@ def recorded(view: View, which: str | Checkpoint | None) -> History:
         raise BadOption(f"{where} has no runs", hint=hint)
     id, point, known = which or runs[-1], None, len(line)
     if isinstance(id, Checkpoint) or id not in runs:
-        point = id if isinstance(id, Checkpoint) else _found(view, id)
+        point = _on_line(view, id if isinstance(id, Checkpoint) else _found(view, id))
         known = point._manifest.effects[0]
         line = _until(line, lambda at, one: isinstance(one, rec.RolledBack) and one.to < known < at)
         id = _run_of(view, point, line)
@@ -150,6 +150,18 @@ def _found(view: View, revision: str) -> Checkpoint:
         raise UnknownRevision(f"{revision!r} is no run and no checkpoint of {view.name}", hint=hint) from error
 
 
+def _on_line(view: View, point: Checkpoint) -> Checkpoint:
+    """A checkpoint, unless it is of another branch: what is recorded here tells of another history."""
+    head = view._store._db.view.branch_at(view._branch.b).head
+    if point.branch == view.branch_name or point._point.n in point._graph().above([head]):
+        return point
+    there = f"{view.name}@{point.branch}"
+    raise BadOption(
+        f"{point.label or point.short_id} is a checkpoint of {there}, which {view.branch_name} does not lead to",
+        hint=f"Name its branch: `{command('replay', there, f'id:{point.short_id}')}`.",
+    )
+
+
 # -- one execution ----------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +198,7 @@ class Replaying(Run):
         self.over = False  # nothing more is answered
         self._kept = dict(recorded.run.calls)  # to be found by what was called, once the ways have parted
         self._counts: dict[str, int] = {}  # calls of each tool
+        self._wrote: dict[str, None] = {}  # tools that were answered for, and may have written files since a checkpoint
         self._number = 0  # of the newest step
         good, bad = variation.between
         self._within = bool(bad) and good not in {one.id.hex() for one in recorded.run.saved.values()}
@@ -216,7 +229,8 @@ class Replaying(Run):
         """The ways part here. The first place counts; a replay that varies nothing ends there."""
         if self.found.difference is None:
             line = caller().removeprefix("?")  # at the end nobody has called
-            self.found.difference = Difference(kind, path, expected, actual, line, list(differs), self._number)
+            differs = [*differs, *self._limits(actual, *differs)]
+            self.found.difference = Difference(kind, path, expected, actual, line, differs, self._number)
         if not self.variation.free:
             self.halt("")
 
@@ -254,6 +268,8 @@ class Replaying(Run):
             self._check_kept(call)
             del self._waiting[path]
             self._use(call)
+            if tool.kind != "read":
+                self._wrote[tool.name] = None
             return call
         return self._unlike(path, tool, mark, arguments, call)
 
@@ -380,6 +396,7 @@ class Replaying(Run):
         elif self.found.difference is None:
             with suppress(UnknownRevision):
                 self.handle.put_files(self.host._row(found.id))
+                self._wrote.clear()
         self.variation.change_state(self.handle, found.id)
 
     def _state_differs(self, id: bytes) -> list[str]:
@@ -489,7 +506,18 @@ class Replaying(Run):
                 if is_own(trace.tb_frame.f_code.co_filename):
                     line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
                 trace = trace.tb_next
-            self.found.difference = Difference(kind, "", expected, actual, line, self._astray(error), self._number)
+            differs = [*self._astray(error), *self._limits(actual)]
+            self.found.difference = Difference(kind, "", expected, actual, line, differs, self._number)
+
+    def _limits(self, *texts: str) -> list[str]:
+        """What may part the ways only because an execution has files as checkpoints have them, and calls no tool."""
+        found, files = [], self.handle.workspace
+        if files is not None and self._wrote:
+            names = ", ".join(self._wrote)
+            found.append(f"files that {names} wrote since the checkpoint before are not there: no replay calls a tool")
+        if files is not None and self.handle.apart and any(str(files) in text for text in texts):
+            found.append(f"{files} is the replay's own: the files cannot be where they were")
+        return found
 
     def _astray(self, error: BaseException) -> list[str]:
         """What to say where a path led nowhere only because the execution has a directory of its own."""

@@ -20,6 +20,7 @@ from holdfast.errors import NotADump, UnknownAgent
 from holdfast.schemas import text_of
 from holdfast.web.asked import Asked
 from holdfast.web.brief import shorter
+from holdfast.web.dumps import of_agents
 from holdfast.web.place import Kept
 
 ON_PAGE = 50
@@ -29,7 +30,7 @@ RUNS_MOST = 50
 SIZED = 100
 """Checkpoints of an agent that are measured; the others are taken to be like them."""
 SIZING_S = 0.1
-"""For so long a page waits for sizes that are not known yet. The next one has more of them."""
+"""For so long a page waits for sizes and dumps that are not known yet. The next one has more of them."""
 REMEMBERED_MOST = 10_000
 """What was said of agents; of one that changes, what was true before stays among it for a while."""
 SORTS = ("updated", "oldest", "name", "checkpoints", "status")
@@ -65,9 +66,14 @@ def agents(store: Store, asked: Asked) -> dict[str, Any]:
         else:
             found, total = list(page), offset + len(page) + page.more
     open_runs, until_s = store.open_runs(), time.monotonic() + SIZING_S
+    left = of_agents(store, until_s)
     return {
         "store": store.place,
-        "agents": [line(store, info, writers.get(info.name, []), doubts[info.name], until_s) for info in found],
+        "agents": [
+            line(store, info, writers.get(info.name, []), doubts[info.name], until_s)
+            | {"dumps": len(left.get(info.name, ()))}
+            for info in found
+        ],
         "more": max(0, total - asked.page * ON_PAGE),
         "total": total,
         "at_least": at_least,

@@ -38,7 +38,8 @@ class Asked:
         found = self.given(name)
         if found is None:
             if default is None:
-                raise BadOption(f"{name} is missing in the address", hint="Begin at the list of agents.")
+                where, hint = ("form", "Fill it in.") if self.form else ("address", "Begin at the list of agents.")
+                raise BadOption(f"{name} is missing in the {where}", hint=hint)
             return default
         if len(found) > most:
             raise BadOption(f"{name} has {len(found):,} characters", hint=f"At most {most:,}.")

@@ -14,12 +14,12 @@ from hashlib import sha256
 from typing import Any
 
 from holdfast import Agent, RollbackPlan, Store
-from holdfast.errors import BadOption, RollbackBlocked, command
+from holdfast.errors import BadOption, RollbackBlocked
 from holdfast.schemas import rollback_json
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief, some
 from holdfast.web.timeline import heads_of, reader
-from holdfast.web.words import address, shown
+from holdfast.web.words import address, shown, typed
 
 EFFECTS = 500
 """Of each list of a plan."""
@@ -46,7 +46,7 @@ def back(store: Store, asked: Asked) -> dict[str, Any]:
         "to": to,
         "accept": accept,
         "plan": _plan(agent, to, accept) if to else None,
-        "command": command("rollback", where, "--to", to or "REV", "--load", "PROGRAM"),
+        "command": typed(store.place, "rollback", where, "--to", to or "REV", "--load", "PROGRAM"),
     }
 
 

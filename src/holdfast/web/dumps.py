@@ -7,6 +7,7 @@ holds: only files of the store's folder of dumps are opened, by their names; tha
 from __future__ import annotations
 
 import json
+import math
 import os
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Store, crash
-from holdfast.errors import BadOption, NotInDump, StoreFailed, command
+from holdfast.errors import BadOption, NotADump, NotInDump, StoreFailed
 from holdfast.web.asked import Asked
 from holdfast.web.place import Kept
-from holdfast.web.words import address
+from holdfast.web.words import address, typed
 
 DUMPS = 500
 """The newest ones, which are read. More than are kept by default."""
@@ -57,6 +58,20 @@ def dumps(store: Store, asked: Asked) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_agents(store: Store, until_s: float = math.inf) -> dict[str, list[dict[str, Any]]]:
+    """The dumps that name each agent, newest first; one that is not known yet is read until ``until_s``."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    try:
+        paths = crash.dumps(crash.folder_of(store.place))
+    except NotADump:
+        paths = []
+    for path in paths[:DUMPS]:
+        one = _entry(path, until_s)
+        for name in {agent["name"] for agent in one.get("agents", ())}:
+            found.setdefault(name, []).append(one)
+    return found
+
+
 def dump(store: Store, asked: Asked) -> dict[str, Any]:
     """One dump: as ``dump show --json``, all its threads and tasks, and the commands that go on from it.
 
@@ -84,10 +99,10 @@ def dump(store: Store, asked: Asked) -> dict[str, Any]:
         "name": path.name,
         "group": _key(_entry(path)),
         "commands": {
-            "debug": command("dump", "open", path.name),
-            "editor": command("dump", "dap", path.name),
-            "restart": command("dump", "rehydrate", path.name),
-            "explain": command("explain", str(path)),
+            "debug": typed(store.place, "dump", "open", path.name),
+            "editor": typed(store.place, "dump", "dap", path.name),
+            "restart": typed(store.place, "dump", "rehydrate", path.name),
+            "explain": typed(store.place, "explain", str(path)),
         },
     }
 
@@ -132,13 +147,13 @@ def _said(folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _entry(path: Path, until_s: float = math.inf) -> dict[str, Any]:
     """What a list says of a dump. A file that has not changed is not read again."""
     try:
         about = path.stat()
     except OSError:
         return crash.entry(path)
-    return _known.get((str(path), about.st_size, about.st_mtime_ns), lambda: crash.entry(path)) or {}
+    return _known.get((str(path), about.st_size, about.st_mtime_ns), lambda: crash.entry(path), until_s) or {}
 
 
 def _key(one: dict[str, Any]) -> str:

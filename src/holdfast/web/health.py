@@ -9,13 +9,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast import Costs, Store
 from holdfast.crash import dumps, folder_of
-from holdfast.errors import NotADump
+from holdfast.errors import NotADump, command
 from holdfast.text import age, count, size
 from holdfast.web.agents import writer_of
 from holdfast.web.asked import Asked
@@ -55,7 +56,10 @@ def health(store: Store, asked: Asked) -> dict[str, Any]:
     ]
     return {
         "store": store.place,
-        "facts": [fact._asdict() for fact in facts],
+        "facts": [
+            {**fact._asdict(), "command": fact.command and f"{fact.command} --store {quote(store.place)}"}
+            for fact in facts
+        ],
         "slowest": _slowest(figures),
         "looked_at": {"agents": len(figures), "checkpoints": sum(one.checkpoints for one in figures)},
         "writers": [{**writer_of(one), "agent": str(one.get("agent", ""))} for one in stats["writers"][:WRITERS_MOST]],
@@ -142,7 +146,7 @@ def _places(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
     for one in store.workspaces():
         if one.half_way:
             hint = f"Files of {one.agent} are still to be put back."
-            yield Fact("Workspace", one.path, "warning", hint, f"holdfast rollback {one.agent}")
+            yield Fact("Workspace", one.path, "warning", hint, command("rollback", one.agent))
     if stats["moved"]:
         yield Fact("Moved", stats["moved"], "note", "This store can only be read.")
 
@@ -150,8 +154,10 @@ def _places(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
 def _proven(store: Store) -> Iterator[Fact]:
     last = store.last_verified()
     if last is None:
-        hint = "Damage is found when it is read. This reads everything:"
-        yield Fact("Last verify", "never by you", "note", hint, "holdfast verify")
+        hint = (
+            "Damage is found when it is read. Of a store in the temporary directory no verify is noted. All is read by"
+        )
+        yield Fact("Last verify", "none by you is noted", "note", hint, "holdfast verify")
         return
     said = f"{age(max(0.0, (datetime.now(UTC) - last['at']).total_seconds()))} ago"
     if not last["ok"]:

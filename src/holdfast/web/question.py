@@ -56,7 +56,8 @@ def check(store: Store, question: Told, tell: Progress) -> Told:  # noqa: ARG001
     if not rules:
         raise BadOption("there is no rule to check", hint="Write one on each line: budget >= 0")
     found = agent.check(*map(Invariant, rules), until=agent.at(_at(question)))
-    return {"rules": rules, "violations": [one.to_json() for one in found[:200]], "total": len(found)}
+    shown = [one.to_json() for one in found[:200]]
+    return {"rules": rules, "nowhere": list(found.nowhere), "violations": shown, "total": len(found)}
 
 
 def drift(store: Store, question: Told, tell: Progress) -> Told:  # noqa: ARG001 - as above

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from holdfast import Agent, Effect, RunInfo, Store
-from holdfast.errors import BadOption, HoldfastError, command
+from holdfast.errors import BadOption, HoldfastError
 from holdfast.run import DURABLES
 from holdfast.schemas import Write, as_json, effect_json, run_json, signal_json
 from holdfast.web.agents import writer_of
@@ -21,7 +21,7 @@ from holdfast.web.asked import Asked
 from holdfast.web.brief import brief
 from holdfast.web.place import go_on
 from holdfast.web.timeline import reader
-from holdfast.web.words import address, told_json
+from holdfast.web.words import address, told_json, typed
 
 RUNS = 100
 CALLS = 60
@@ -93,10 +93,10 @@ def run(store: Store, asked: Asked) -> dict[str, Any]:
         "more": max(0, len(calls) - first - CALLS),
         "signals": [signal_json(one, write=_short) for one in sent[-SIGNALS:]],
         "commands": {
-            "resume": command("runs", "resume", where, id),
-            "worker": command("worker", "PROGRAM"),
-            "cancel": command("runs", "cancel", where, id, "--undo", "--load", "PROGRAM"),
-            "fork": command("runs", "fork", where, id, "--at", "POSITION", "--branch", "NEW"),
+            "resume": typed(store.place, "runs", "resume", where, id),
+            "worker": typed(store.place, "worker", "PROGRAM"),
+            "cancel": typed(store.place, "runs", "cancel", where, id, "--undo", "--load", "PROGRAM"),
+            "fork": typed(store.place, "runs", "fork", where, id, "--at", "POSITION", "--branch", "NEW"),
         },
     }
 

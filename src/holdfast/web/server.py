@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import webbrowser
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from shlex import quote
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -128,9 +130,13 @@ def _unix(path: str) -> socket.socket:
 
 def _secret(file: str) -> str:
     try:
-        found = Path(file).read_text(encoding="ascii").strip()
+        with Path(file).open(encoding="ascii") as opened:
+            others = os.fstat(opened.fileno()).st_mode & stat.S_IRWXO
+            found = opened.read().strip()
     except (OSError, ValueError) as error:
         raise BadOption(f"the secret cannot be read: {error}", hint="A file with one line, mode 0600.") from None
+    if others:
+        raise BadOption(f"everybody on this machine can read {file}, or write it", hint=f"chmod o= {quote(file)}")
     if len(found) < _SECRET_LEAST:
         raise BadOption("the secret is too short", hint=f"At least {_SECRET_LEAST} characters, from a random source.")
     return found

@@ -176,6 +176,8 @@ def conversation(store: Store, asked: Asked) -> dict[str, Any]:
         total = look.items(path, 0, 0).count
         first = asked.number("from", max(0, total - MESSAGES), 0, 2**53)
         found = look.items(path, first, first + MESSAGES)
+    if found.kind in {"", "set"}:
+        raise BadOption(f"{format_path(path)} is no list of messages", hint="Its tree shows what it is.")
     return {
         "agent": agent.name, "checkpoint": checkpoint.to_json(), "path": format_path(path), "count": total,
         "from": first, "n": MESSAGES,

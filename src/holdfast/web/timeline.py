@@ -20,6 +20,7 @@ from holdfast.schemas import crash_json
 from holdfast.travel import Look, parse_path
 from holdfast.web.asked import Asked
 from holdfast.web.brief import change_brief
+from holdfast.web.dumps import of_agents
 
 WINDOW = 120
 """Checkpoints of a page. As many circles can be told apart."""
@@ -74,7 +75,7 @@ def timeline(store: Store, asked: Asked) -> dict[str, Any]:
         "branches": [name for names in heads.values() for name in names],
         "unseen_branches": unseen,
         "checkpoints": listed,
-        "crashes": [crash_json(one) for one in agent.crashes()],
+        "crashes": _left(store, agent),
         "rollbacks": _rollbacks(agent),
         "more": int(bool(older)) if at else max(0, total - first - len(shown)),
         "older": older,
@@ -125,6 +126,19 @@ def lanes(history: Sequence[Checkpoint], first: set[str], heads: set[str]) -> It
         if one.id in reached:
             reached.add(before)
         yield mine[0], before, one.id not in reached
+
+
+def _left(store: Store, agent: Agent) -> list[dict[str, Any]]:
+    """Crashes that were noted, and other dumps that name the agent, in the same form; newest first."""
+    found = [crash_json(one) for one in agent.crashes()]
+    noted = {one["dump"].rpartition("/")[2] for one in found}
+    for one in of_agents(store, time.monotonic() + NUMBERS_S).get(agent.name, ()):
+        for stood in one["agents"]:
+            if stood["name"] == agent.name and one["file"] not in noted:
+                about = {"what": "dump", "error": one["what"], "message": "", "trigger": one["trigger"]}
+                about |= {"branch": stood["branch"], "checkpoint": stood["checkpoint"]}
+                found.append({**about, "dump": one["file"], "time": one["at"]})
+    return sorted(found, key=lambda one: one["time"], reverse=True)
 
 
 def _rollbacks(agent: Agent) -> list[dict[str, Any]]:

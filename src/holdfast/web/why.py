@@ -68,14 +68,15 @@ class Job:
         threading.Thread(target=self._listen, args=(timer,), daemon=True).start()
 
     def _listen(self, timer: threading.Timer) -> None:
-        for line in self._process.stdout or ():
-            told = json.loads(line)
-            self.progress = told.get("progress", self.progress)
-            if "answer" in told:
-                self.answer, self.state = told["answer"], "done"
-            elif "error" in told:
-                self.error, self.state = told["error"], "failed"
-        code = self._process.wait()
+        with self._process as process:
+            for line in process.stdout or ():
+                told = json.loads(line)
+                self.progress = told.get("progress", self.progress)
+                if "answer" in told:
+                    self.answer, self.state = told["answer"], "done"
+                elif "error" in told:
+                    self.error, self.state = told["error"], "failed"
+        code = process.returncode
         timer.cancel()
         if self.state == "running":
             hint = "It may have used more time or memory than it may. Use the command line, which has no such limits."

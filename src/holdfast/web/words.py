@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
 
+from holdfast.errors import command
 from holdfast.text import age, clean, count, shorten, size
 
 LONGEST = 20_000
@@ -111,6 +112,11 @@ def changed(path: str, query: Mapping[str, str], /, **changes: Any) -> str:
     return address(path, **kept, **changes)
 
 
+def typed(place: str, *words: str) -> str:
+    """A command as it can be typed anywhere: it names the store that the page shows."""
+    return command(*words, "--store", place)
+
+
 def told_json(data: Any) -> str:
     """JSON in ASCII. What stands between tags may not end them."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
@@ -140,7 +146,7 @@ def environment() -> Environment:
     made.filters |= {"short": short, "size": size, "span": span, "age": age, "embedded": embedded, "shown": shown}
     made.filters |= {"plain": plain, "exact": escape, "said": said}
     made.filters["number"] = lambda number: f"{number:,}"
-    made.globals |= {"address": address, "count": count, "at": at}
+    made.globals |= {"address": address, "count": count, "at": at, "typed": typed}
     return made
 
 

@@ -174,7 +174,7 @@ export class Graph {
     return node;
   }
 
-  /** Calls stand before the checkpoint that was saved next on their branch, crashes after the one that they followed. */
+  /** Calls stand before the checkpoint that was saved next on their branch, crashes and dumps after the one that they followed. */
   mark(effects) {
     this.effects = effects;
     this.draw();
@@ -204,7 +204,7 @@ export class Graph {
       if (at === undefined) continue;
       const [x, y] = [this.x(at) + Math.max(6, this.step / 3), this.y(this.list[at].lane)];
       picture.append(leading(crash.dump && this.source.dump?.(crash), short(`${crash.what}: ${crash.error} ${crash.message}`, 200),
-        svg("text", { class: "crash", x, y: y - 8 }, crash.what === "rehydrate" ? "⚑" : "✗")));
+        svg("text", { class: "crash", x, y: y - 8 }, { rehydrate: "⚑", dump: "▣" }[crash.what] ?? "✗")));
     }
   }
 
