@@ -30,7 +30,8 @@ RECENT = 4
 """A section that is given anew in each step needs nothing from before: so many checkpoints are looked at first."""
 
 _UP_MAX = 1 << 20
-_CHUNKS = re.compile(rb"[\x29\x2a]\x93\xc4\x20")
+_ARRAY = b"\x93\xc4\x20"
+_CHUNKS = re.compile(rb"[\x29\x2a]" + _ARRAY)
 _DIGEST_BYTES = 32
 
 Newest = Callable[[], Point | None]
@@ -65,7 +66,7 @@ def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
 
     for operation in operations:
         for data in values_of(operation.code, operation.args):
-            if _CHUNKS.search(data):
+            if _ARRAY in data and _CHUNKS.search(data):  # the first is ten times as fast, and says no of most texts
                 decode(data, Registry(), inert=True, big=note)
     return found
 
