@@ -267,4 +267,4 @@ def test_writes_that_a_failing_checkpoint_took_along_are_told(ours, monkeypatch)
     with pytest.raises(OSError, match="no room"):
         ours.put(at, checkpoint({"messages": []}), META, {})
     with pytest.raises(OSError, match="no room"):
-        queued.done.result(PATIENCE_S)
+        queued.result()
