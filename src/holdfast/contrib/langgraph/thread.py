@@ -304,17 +304,21 @@ class Thread:
         store, view = self.store, self.store._db.view
         check_name(self.name, "an agent")
         row = view.agent(self.name)
-        if row is None:
-            row = store._add_agent(self.name)
-        branch = view.branch(row.a, ROOT)
-        if branch is None:
-            raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
-        lease = store._lease(self.name, branch, wait_s=0.0)
-        try:
-            check_whole(self.name, view.branch_at(branch.b), but=BROUGHT if self._arriving else None)
-        except BaseException:
-            lease.release()
-            raise
+        begun = store._begin_agent(self.name) if row is None else None
+        if begun is not None:
+            row, lease = begun
+        else:
+            if row is None:
+                row = store._add_agent(self.name)
+            branch = view.branch(row.a, ROOT)
+            if branch is None:
+                raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
+            lease = store._lease(self.name, branch, wait_s=0.0)
+            try:
+                check_whole(self.name, view.branch_at(branch.b), but=BROUGHT if self._arriving else None)
+            except BaseException:
+                lease.release()
+                raise
         self._row = row
         self._spaces.clear()
         self._before.update(self._heads)
