@@ -12,6 +12,7 @@ from holdfast import Policy
 from holdfast.agent import collection, removal, retention
 from holdfast.agent.background import fold_below
 from holdfast.errors import Damaged, StoreBusy
+from holdfast.store.catalog import View
 from holdfast.store.manifest import split_refs
 from tests.agent.damage import KEY
 from tests.agent.histories import few_between_seals, states, swept
@@ -142,6 +143,33 @@ def test_a_large_container_that_was_dropped_and_comes_back(store):
     agent.close()
     assert holdfast.plain(store.agent("x").state) == expected
     assert len(held) == 400
+
+
+def test_what_is_there_is_not_written_again_and_is_written_if_it_goes_meanwhile(store, monkeypatch):
+    agent = store.agent("x")
+    rows = [{"n": n, "t": f"{n} " * 100} for n in range(400)]
+    agent.state["d"] = {"rows": rows}
+    agent.checkpoint("with")
+    has_nodes, looked = View.has_nodes, []
+
+    def gone_when_found(self, digests):
+        found = has_nodes(self, digests)
+        if type(self) is View and found:  # whoever is about to write; the transaction looks by itself
+            looked.append(found)
+            if len(looked) == 2:
+                take_away(store, "node")
+        return found
+
+    monkeypatch.setattr(View, "has_nodes", gone_when_found)
+    for number in (1, 2):
+        del agent.state["d"]["rows"]
+        agent.checkpoint("without")
+        agent.state["d"]["rows"] = [dict(row) for row in rows]
+        agent.checkpoint(f"again {number}")
+        assert len(looked) == number
+    monkeypatch.undo()
+    agent.close()
+    assert holdfast.plain(store.agent("x").state) == {"d": {"rows": rows}}
 
 
 def test_a_checkpoint_that_names_what_is_gone_is_refused_and_the_next_one_is_whole(store, monkeypatch):

@@ -254,6 +254,23 @@ def test_two_savers_of_one_process_take_turns(store_path):
         assert not one.store.closed, "a store that was given stays open"
 
 
+def test_a_thread_that_another_process_begins_at_the_same_moment_is_opened(ours, monkeypatch):
+    begin, begun = ours.store._begin_agent, []
+
+    def late(name):
+        ours.store._add_agent(name)  # as the other one
+        begun.append(begin(name))
+        return begun[-1]
+
+    monkeypatch.setattr(ours.store, "_begin_agent", late)
+    (at,) = chain(ours, "t", 1)
+    assert begun == [None]
+    assert ours.get_tuple(config("t")).config == at
+    assert [row.name for row in ours.store._agents()] == ["t"]
+    assert len(ours.store._db.leases.holders()) <= 1, "the lock of a branch that never was is let go"
+    assert ours.store.verify().ok
+
+
 def test_writes_that_a_failing_checkpoint_took_along_are_told(ours, monkeypatch):
     (at,) = chain(ours, "t", 1)
     thread = ours._known("t")
@@ -267,4 +284,4 @@ def test_writes_that_a_failing_checkpoint_took_along_are_told(ours, monkeypatch)
     with pytest.raises(OSError, match="no room"):
         ours.put(at, checkpoint({"messages": []}), META, {})
     with pytest.raises(OSError, match="no room"):
-        queued.done.result(PATIENCE_S)
+        queued.result()

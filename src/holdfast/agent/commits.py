@@ -228,8 +228,11 @@ class Commits:
 
         return work
 
-    def _make_job(self, pending: Pending, before: Branch | Pending) -> Job[Branch]:
-        """Bring what can be brought beforehand to disk, and prepare the rest, so that nobody waits for it."""
+    def _make_job(self, pending: Pending, before: Branch | Pending, *, relying: bool = False) -> Job[Branch]:
+        """Bring what can be brought beforehand to disk, and prepare the rest, so that nobody waits for it.
+
+        ``relying``: on what is there, since whoever asks sees to it that it is made anew should some of that go.
+        """
         if pending.captured is None and not pending.nodes and not pending.chunks:  # records that name nothing
             pending.job = job = Job(
                 self._work(pending, before, NOTHING), lazy=pending.lazy, patience_s=pending.patience_s
@@ -246,10 +249,14 @@ class Commits:
             needs |= {root for _, root in pending.manifest.sections}
             for raw in nodes.values():
                 needs.update(children(raw))
-        packed = {name: pack_node(raw) for name, raw in nodes.items()}
+        # A section that comes back is mostly there already, and packing it is dear.
+        kept = self._db.view.has_nodes(nodes) if relying and not pending.whole and len(nodes) > 1 else set()
+        needs |= kept
+        pending.relies = bool(kept)
+        packed = {name: pack_node(raw) for name, raw in nodes.items() if name not in kept}
         pending.pack = pack.uuid if pack is not None else b""
         packs = [*([pack] if pack is not None else ()), *(one for looked in pending.looked for one in looked.packs)]
-        objects = Objects(packed, packs, frozenset(needs - nodes.keys()), frozenset(pending.chunks_named | there))
+        objects = Objects(packed, packs, frozenset(needs - packed.keys()), frozenset(pending.chunks_named | there))
         size = len(pending.raw) + len(pending.operations) + sum(map(len, packed.values()))
         pending.job = job = Job(self._work(pending, before, objects), lazy=pending.lazy, size_bytes=size)
         return job
@@ -300,7 +307,7 @@ class Commits:
                 self._ask(first)
             elif (
                 isinstance(error, Refused)
-                and (first.sealed or (first.chunks and first.chunks_tried < 3))
+                and (first.sealed or first.relies or (first.chunks and first.chunks_tried < 3))
                 and self._stands(first)
             ):
                 for one in self._now.pending[1:]:
@@ -311,7 +318,7 @@ class Commits:
                     self._db.packs.discard(first.pack)
                 # Nodes that it counts on are gone: it is written without. Or chunks are: then it brings them itself.
                 first.chunks_tried += not first.sealed
-                first.sealed, first.job, first.pack = False, None, b""
+                first.sealed, first.job, first.pack, first.whole = False, None, b"", True
                 self._unsealed = WHOLE
             else:
                 if isinstance(error, Refused) and first.document is not None and self._stands(first):
@@ -349,7 +356,7 @@ class Commits:
         for at, one in enumerate(pending[start:], start):
             try:
                 if one.job is None:
-                    self._make_job(one, before)
+                    self._make_job(one, before, relying=True)
                 if one.job is not None:
                     self._db.hand(one.job, self._now.firm.b)
             except HoldfastError as error:  # whoever is told so must not find it written later

@@ -30,7 +30,9 @@ RECENT = 4
 """A section that is given anew in each step needs nothing from before: so many checkpoints are looked at first."""
 
 _UP_MAX = 1 << 20
-_CHUNKS = re.compile(rb"[\x29\x2a]\x93\xc4\x20")
+_ARRAY = b"\x93\xc4\x20"
+"""Looking for this alone is ten times as fast, and says no of most texts."""
+_CHUNKS = re.compile(rb"[\x29\x2a]" + _ARRAY)
 _DIGEST_BYTES = 32
 
 Newest = Callable[[], Point | None]
@@ -50,7 +52,7 @@ def named_in(data: bytes) -> tuple[set[bytes], set[bytes]]:
 def chunks_in(data: bytes) -> set[bytes]:
     """The chunks that encodings may name."""
     chunks: set[bytes] = set()
-    for match in _CHUNKS.finditer(data):
+    for match in _CHUNKS.finditer(data) if _ARRAY in data else ():
         chunks |= _chunk_names(data, match.end())
     return chunks
 
@@ -65,7 +67,7 @@ def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
 
     for operation in operations:
         for data in values_of(operation.code, operation.args):
-            if _CHUNKS.search(data):
+            if _ARRAY in data and _CHUNKS.search(data):
                 decode(data, Registry(), inert=True, big=note)
     return found
 

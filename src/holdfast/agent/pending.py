@@ -61,6 +61,8 @@ class Pending:
     accepted = False  # nobody waits for it any more
     alone = False  # it brings all its chunks: the transaction may not see that others have gone
     chunks_tried = 0
+    relies = False  # it counts on nodes that were there when it was prepared, instead of bringing them
+    whole = False  # it brings all its nodes: some that it counted on had gone
     tried: Pending | None = None  # directly, with all up to this one, and nobody knows yet what became of it
     job: Job[Branch] | None = None
     done: Branch | None = None

@@ -50,6 +50,7 @@ from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_datab
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
+from holdfast.store.leases import FileLeases
 from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point
 from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.tables import FORMAT_VERSION
@@ -109,12 +110,12 @@ def _still_arriving(what: str) -> StillArriving:
     )
 
 
-def new_agent(change: Change, name: str) -> tuple[AgentRow, Branch]:
-    """Add an agent, with its first branch."""
+def new_agent(change: Change, name: str, branch: bytes = b"") -> tuple[AgentRow, Branch]:
+    """Add an agent, with its first branch, which has the uuid ``branch``, if one is given."""
     now = now_us()
     made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
     body = {"created": now, "from": b""}
-    return made, change.add_branch(made.a, MAIN, uuid.uuid4().bytes, body, None, BEGINNING)
+    return made, change.add_branch(made.a, MAIN, branch or uuid.uuid4().bytes, body, None, BEGINNING)
 
 
 class Store:
@@ -347,10 +348,7 @@ class Store:
             new = also(change, now) if also is not None else now
             if now.generation != generation:
                 raise Refused("somebody else has become the writer")
-            change.move(now, new._replace(generation=now.generation + 1))
-            # An entry of its own, so that a store that has lost this step is older than its witness says.
-            said = {"what": "open", "branch": branch.name, "b": branch.b, "generation": now.generation + 1}
-            change.say(branch.a, {**said, **self._db.leases.said})
+            self._opening(change, now, new)
 
         return self._db.leases.take(
             branch.uuid,
@@ -361,6 +359,45 @@ class Store:
             wait_s=wait_s,
             takeover=takeover,
         )
+
+    def _opening(self, change: Change, now: Branch, new: Branch) -> None:
+        """A branch has another writer from now on."""
+        generation = now.generation + 1
+        change.move(now, new._replace(generation=generation))
+        # An entry of its own, so that a store that has lost this step is older than its witness says.
+        said = {"what": "open", "branch": now.name, "b": now.b, "generation": generation}
+        change.say(now.a, {**said, **self._db.leases.said})
+
+    def _begin_agent(self, name: str) -> tuple[AgentRow, Lease] | None:
+        """Add an agent and become the writer of its first branch, in one transaction.
+
+        None: it is there by now, or this store has leases that name a branch which is there.
+        """
+        _ = self._db.writers  # says why, if the store cannot be written
+        leases = self._db.leases
+        if not isinstance(leases, FileLeases):
+            return None
+        branch_uuid, made = uuid.uuid4().bytes, list[tuple[AgentRow, Branch] | None]()
+
+        def add(change: Change) -> tuple[AgentRow, Branch] | None:
+            if change.agent(name) is not None:  # another process was faster
+                return None
+            row, branch = new_agent(change, name, branch_uuid)
+            self._opening(change, branch, branch)
+            return row, branch
+
+        def rise(_generation: int) -> bool:
+            made[:] = [self._db.change(add)]
+            return True
+
+        who = {"agent": name, "branch": MAIN}
+        lease = leases.take(branch_uuid, lambda: 0, rise, who, b=0, wait_s=0.0, takeover=False)
+        if made[0] is None:
+            lease.release()
+            return None
+        row, branch = made[0]
+        lease.b = branch.b
+        return row, lease
 
     def _opened(
         self, row: AgentRow, branch: Branch, lease: Lease | None, config: Any, when: When | None = DEFAULT

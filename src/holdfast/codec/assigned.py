@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, names_tree
 from holdfast.codec.contents import open_inline
 from holdfast.codec.diff import Differ, Relative, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
@@ -341,9 +341,12 @@ class _Giving:
             if number < keep:
                 runs[number] = run_of(items[number * RUN_ITEMS : (number + 1) * RUN_ITEMS], self.registry)
         hunks = self._hunks(kind, items, keys, was, spans, doubtful)
-        tree = self._settled(was.apply(hunks, self.fetch))
-        if kind == LIST and len(hunks) == 1 and hunks[0].start == size:
-            self.ops[was.root, tree.root] = [(op.SPLICE, (), (size, 0, hunks[0].items))]
+        appended = hunks[0].items if kind == LIST and len(hunks) == 1 and hunks[0].start == size else []
+        tree = was.grown(appended) if appended and not any(map(names_tree, appended)) else None
+        if tree is None:
+            tree = self._settled(was.apply(hunks, self.fetch))
+        if appended:
+            self.ops[was.root, tree.root] = [(op.SPLICE, (), (size, 0, appended))]
         same = hunks[0].start if hunks else size
         made = [
             [run for run in some if number * RUN_ITEMS + len(run.items) <= same]

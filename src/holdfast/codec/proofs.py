@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from ctypes import string_at
 from gc import get_referents
-from itertools import chain
+from itertools import chain, compress
 from operator import add, attrgetter, is_
 from struct import pack
 from sys import getrefcount
@@ -50,6 +50,7 @@ class Run:
         "_holders",
         "_keys",
         "_own",
+        "_weak",
         "asleep",
         "due",
         "homes",
@@ -67,6 +68,7 @@ class Run:
         self.misses, self.due = 0, 0  # how often somebody held them, and when to look again
         self._counts: list[int] | None = None
         self._own: list[Any] = []  # once it was asked who holds them: the holders without marks
+        self._weak: list[Any] = []  # then, those of them that can have weak references: most are dicts and lists
         self._dicts: list[dict[Any, Any]] = []
         self._empty: list[Any] = []
         holders: list[Any] = []
@@ -177,7 +179,7 @@ class Run:
         made = Run.__new__(Run)
         made.items = self.items + other.items
         made.asleep, made.spent, made.misses, made.due = False, self.spent + other.spent, self.misses, self.due
-        made._counts, made._own, made.homes = None, [], []
+        made._counts, made._own, made._weak, made.homes = None, [], [], []
         made._holders, made._flat = self._holders + other._holders, self._flat + other._flat
         made._dicts, made._empty = self._dicts + other._dicts, self._empty + other._empty
         made._keys = self._keys + other._keys
@@ -202,16 +204,19 @@ class Run:
             return False
         if self._counts is None:
             # Its parent, ``_flat``, ``_holders``, ``_own``, and what it takes to ask; of an item ``items`` and a place
-            # instead of the first two; a dict is in ``_dicts``. What is referred to twice never fits.
+            # instead of the first two; a dict is in ``_dicts``, others may be in ``_weak``. What is referred to twice
+            # never fits.
             self._own = [value for value in self._holders if value is not _MARK]
-            self._counts = [_EXPECTED + (kind is dict) for kind in map(type, self._own)]
-            self._counts += [_EXPECTED] * len(self._empty)
+            dicts = [type(value) is dict for value in self._own] + [False] * len(self._empty)
             self._own += self._empty
+            weak = [type(value).__weakrefoffset__ != 0 for value in self._own]
+            self._weak = list(compress(self._own, weak))
+            self._counts = [_EXPECTED + more + also for more, also in zip(dicts, weak, strict=True)]
             if places > 1:
                 heads = set(map(id, self.items))
                 more = [(places - 1) * (key in heads) for key in map(id, self._own)]
                 self._counts = list(map(add, self._counts, more))
-        return list(map(getrefcount, self._own)) == self._counts and not any(map(getweakrefcount, self._own))
+        return list(map(getrefcount, self._own)) == self._counts and not any(map(getweakrefcount, self._weak))
 
     def claim(self) -> list[Any] | None:
         """The items, for somebody who shall have them alone; None unless they are as they were and nobody has them.

@@ -484,13 +484,13 @@ def section_operations(name: str, old: Tree, new: Tree, differ: Differ, state: S
 
 def in_order(before: Iterable[str], after: Iterable[str]) -> tuple[set[str], list[Relative]]:
     """Which sections stay where they are; those that do not go first, and come back at the end, as in a dict."""
-    names = list(after)
-    if names == list(before):  # as nearly always
+    names, known = list(after), list(before)
+    if names == known:  # nearly always
         return set(names), []
     shown = [name for name in names if not is_apart(name)]
-    kept = set(shown[: keeping([name for name in before if not is_apart(name)], shown)])
+    kept = set(shown[: keeping([name for name in known if not is_apart(name)], shown)])
     kept.update(filter(is_apart, names))
-    return kept & set(before), [(op.DELETE, (name,), ()) for name in before if name not in kept]
+    return kept & set(known), [(op.DELETE, (name,), ()) for name in known if name not in kept]
 
 
 def check_section(name: Any) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import zstandard
 from blake3 import blake3
@@ -43,6 +42,8 @@ _ID = b"\xc4\x20"
 _TYPES = [int, bytes, int, list, bytes, list, bytes, str, int, bytes, str, bytes]
 _COST_TYPES = [str, int, int, int, int]
 _LENGTH = struct.Struct(">I")
+
+T = TypeVar("T")
 _DIGEST_BYTES = 32
 
 TIME_MAX = 2**57
@@ -253,21 +254,32 @@ def split_payload(data: bytes) -> tuple[bytes, bytes]:
     return data[4:end], data[end:]
 
 
-class _Local(threading.local):
-    """zstd's contexts are not for several threads at once, and dear to make."""
+# Contexts that are free. They are dear to make, and not for several threads at once: whoever needs one takes it out and
+# puts it back, which are single steps. No thread has one of its own, since many live for one checkpoint.
+_packers: list[zstandard.ZstdCompressor] = []
+_unpackers: list[zstandard.ZstdDecompressor] = []
+_FREE_MOST = 8
+"""As many are kept: each has about a megabyte."""
 
-    def __init__(self) -> None:
-        self.pack = zstandard.ZstdCompressor(level=1)
-        self.unpack = zstandard.ZstdDecompressor()
+
+def _taken(free: list[T]) -> T | None:
+    try:
+        return free.pop()
+    except IndexError:
+        return None
 
 
-_zstd = _Local()
+def _put_back(free: list[T], context: T) -> None:
+    if len(free) < _FREE_MOST:
+        free.append(context)
 
 
 def compressed(data: bytes, from_bytes: int) -> bytes:
     """Bytes as they are stored: a mark, then the bytes, or one zstd frame where that is shorter."""
     if len(data) >= from_bytes:
-        packed = _zstd.pack.compress(data)
+        packer = _taken(_packers) or zstandard.ZstdCompressor(level=1)
+        packed = packer.compress(data)
+        _put_back(_packers, packer)
         if len(packed) < len(data):
             return _ZSTD + packed
     return _RAW + data
@@ -281,7 +293,10 @@ def uncompressed(data: bytes, most: int) -> bytes:
     try:
         size = zstandard.frame_content_size(data) if mark == _ZSTD else -1
         if 0 <= size <= most:
-            return _zstd.unpack.decompress(data, max_output_size=size, allow_extra_data=False)
+            unpacker = _taken(_unpackers) or zstandard.ZstdDecompressor()
+            found = unpacker.decompress(data, max_output_size=size, allow_extra_data=False)
+            _put_back(_unpackers, unpacker)
+            return found
     except zstandard.ZstdError as error:
         raise Damaged("a compressed object cannot be read", hint=HINT) from error
     raise Damaged("a stored object does not follow the format", hint=HINT)

@@ -461,8 +461,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             return thread, thread.enter()
 
     def _at_work(self, thread_id: Any) -> AbstractContextManager[Thread]:
-        thread, user = self._enter(thread_id)
-        return thread.working(user)
+        with self._lock:  # it is not let go before somebody is at work on it
+            return self._known(str(thread_id)).working()
 
     def _looked(self, reader: Reader) -> Thread:
         """Remember where this process saw a thread stand, so that it notices when another has gone on with it."""

@@ -12,9 +12,8 @@ once when nobody is and everything is on disk; nothing here waits for another pr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -146,9 +145,55 @@ class Namespace:
 class Writes:
     """Entries of the log on their way, and the answer that those who wait for them get."""
 
+    # No ``Future``: two are made in each step, and its condition with a lock for each waiter is half of the work then.
+    __slots__ = ("_bell", "_error", "_over", "said")
+
     def __init__(self) -> None:
         self.said: list[Said] = []
-        self.done: Future[None] = Future()
+        self._over = False
+        self._error: BaseException | None = None
+        self._bell = threading.Lock()  # free when it is over
+        self._bell.acquire()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """They are on disk, or what kept them from it is told to whoever asks. Only the first answer counts."""
+        if not self._over:
+            self._error, self._over = error, True
+        with suppress(RuntimeError):  # it rings already
+            self._bell.release()
+
+    def ended(self, wait_s: float) -> bool:
+        """Wait for that; False when it takes longer."""
+        if not self._over and self._bell.acquire(timeout=wait_s):
+            self.end()  # for the next one who waits
+        return self._over
+
+    def result(self) -> None:
+        """Wait for that. Raises what kept them from being written."""
+        while not self.ended(1.0):  # again and again: one who was woken may be cut short before he wakes the next
+            pass
+        if self._error is not None:
+            raise self._error
+
+
+_NONE = Writes()
+"""What a checkpoint takes along when nobody waits."""
+_NONE.end()
+
+
+class Working:
+    """Somebody at work on a thread, until the end."""
+
+    __slots__ = ("_thread", "_user")
+
+    def __init__(self, thread: Thread, user: object) -> None:
+        self._thread, self._user = thread, user
+
+    def __enter__(self) -> Thread:
+        return self._thread
+
+    def __exit__(self, *_error: object) -> None:
+        self._thread.leave(self._user)
 
 
 class Thread:
@@ -216,14 +261,9 @@ class Thread:
             with suppress(RuntimeError):  # it is being closed, which releases it
                 self._aside(self._rest)
 
-    @contextmanager
-    def working(self, user: object = None) -> Iterator[Thread]:
-        """At work until the end; ``user`` has entered already."""
-        user = user or self.enter()
-        try:
-            yield self
-        finally:
-            self.leave(user)
+    def working(self) -> Working:
+        """Somebody is at work from now on, until the end."""
+        return Working(self, self.enter())
 
     def _rest(self) -> None:
         """Release the lease unless somebody is at work. Whoever has the lock is, and comes here when leaving."""
@@ -264,17 +304,21 @@ class Thread:
         store, view = self.store, self.store._db.view
         check_name(self.name, "an agent")
         row = view.agent(self.name)
-        if row is None:
-            row = store._add_agent(self.name)
-        branch = view.branch(row.a, ROOT)
-        if branch is None:
-            raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
-        lease = store._lease(self.name, branch, wait_s=0.0)
-        try:
-            check_whole(self.name, view.branch_at(branch.b), but=BROUGHT if self._arriving else None)
-        except BaseException:
-            lease.release()
-            raise
+        begun = store._begin_agent(self.name) if row is None else None
+        if begun is not None:
+            row, lease = begun
+        else:
+            if row is None:
+                row = store._add_agent(self.name)
+            branch = view.branch(row.a, ROOT)
+            if branch is None:
+                raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
+            lease = store._lease(self.name, branch, wait_s=0.0)
+            try:
+                check_whole(self.name, view.branch_at(branch.b), but=BROUGHT if self._arriving else None)
+            except BaseException:
+                lease.release()
+                raise
         self._row = row
         self._spaces.clear()
         self._before.update(self._heads)
@@ -453,7 +497,7 @@ class Thread:
             raise
         if pending.done is not None:  # otherwise it is batched
             self.looked(ns, pending.done.head)
-        writes.done.set_result(None)
+        writes.end()
 
     def _assign(
         self,
@@ -464,20 +508,28 @@ class Thread:
         new_versions: Collection[str] | None,
     ) -> None:
         """Let the document of a namespace be that of a checkpoint: its channels, and all else as one value."""
-        values = dict(checkpoint["channel_values"])
+        values: dict[str, Any] = {}
+        wrapped: list[str] = []
+        triggers: list[str] = []
+        for name, value in checkpoint["channel_values"].items():
+            if value is None and name.startswith(_TRIGGER):
+                triggers.append(name)
+            elif type(value) is _DeltaSnapshot:
+                # What a delta channel stores now and then is a whole value in a wrapper. Without it, the value is cut
+                # into blocks as any other, and has most of them in common with the time before.
+                wrapped.append(name)
+                values[name] = value.value
+            else:
+                values[name] = value
         if ABOUT in values:
             raise BadName(f"a channel is named {ABOUT!r}, which is where the saver keeps its own record")
-        # What a delta channel stores now and then is a whole value in a wrapper. Without it, the value is cut into
-        # blocks as any other, and has most of them in common with the time before.
-        wrapped = [name for name, value in values.items() if type(value) is _DeltaSnapshot]
-        values.update((name, values[name].value) for name in wrapped)
-        triggers = [name for name, value in values.items() if value is None and name.startswith(_TRIGGER)]
-        for name in triggers:
-            del values[name]
         about = {**checkpoint, "checkpoint_ns": space.ns, "parent": parent, "metadata": dict(metadata)}
-        about |= {name: value for name, value in (("wrapped", wrapped), ("triggers", triggers)) if value}
         del about["channel_values"]
-        space.deltas.update(wrapped)
+        if wrapped:
+            about["wrapped"] = wrapped
+            space.deltas.update(wrapped)
+        if triggers:
+            about["triggers"] = triggers
         values[ABOUT] = (about,)
         gone = [name for name in space.document.names() if name not in values]
         if new_versions is not None:
@@ -492,7 +544,7 @@ class Thread:
         with self.lock:
             self._spaces.pop(space.ns, None)  # its document has what no checkpoint has
         self._give_up(error)
-        writes.done.set_exception(error)
+        writes.end(error)
 
     def _fork(self, space: Namespace, parent: str | None, *, running: bool) -> None:
         """The parent is not where the branch stands: let the new checkpoint grow from the parent, or be a root."""
@@ -528,9 +580,10 @@ class Thread:
 
     def _take_writes(self) -> Writes:
         with self._collecting:
+            if not self._writes.said:
+                return _NONE
             taken, self._writes = self._writes, Writes()
-            if taken.said:
-                self._in_vain = 0
+            self._in_vain = 0
             return taken
 
     def wait(self, writes: Writes, *, share: bool) -> None:
@@ -538,9 +591,9 @@ class Thread:
 
         ``share``: nobody waits for it, and a checkpoint may be about to come.
         """
-        if share and self._in_vain >= 0:
-            with suppress(TimeoutError):
-                return writes.done.result(SHARE_S)
+        if share and self._in_vain >= 0 and writes.ended(SHARE_S):
+            writes.result()
+            return
         mine = False
         try:
             self.become_writer()
@@ -551,12 +604,12 @@ class Thread:
             if not mine and not self._is_left(writes):
                 raise  # a checkpoint has taken them along
             self._give_up(error)
-            writes.done.set_exception(error)
+            writes.end(error)
         if mine and share:
             self._in_vain = self._in_vain + 1 if self._in_vain + 1 < _IN_VAIN else -_AT_ONCE
-        if mine and not writes.done.done():
-            writes.done.set_result(None)
-        return writes.done.result()
+        if mine:
+            writes.end()
+        writes.result()
 
     def _is_left(self, writes: Writes) -> bool:
         """Whether nobody has taken them along yet: then it is for the caller to see to them."""

@@ -543,19 +543,6 @@ class Run(BaseCallbackHandler):
         """Whether a task of this run has only failed or asked, and another run executes it now."""
         return bool(self._refusal) and self.thread.tools is not None and all(one in _CONTROL for one in channels)
 
-    @contextmanager
-    def storing(self) -> Iterator[None]:
-        """Inside, something is stored for this run."""
-        with self.thread.turns:
-            self.check_turn("nothing was written")
-            self.thread.storing.append(self)
-        try:
-            yield
-        finally:
-            with self.thread.turns:
-                self.thread.storing.remove(self)
-                self.thread.turns.notify_all()
-
     # -- what LangGraph tells -----------------------------------------------------------------------------------
 
     def on_chain_start(self, *_given: Any, run_id: UUID, tags: Any = None, metadata: Any = None, **_more: Any) -> None:
@@ -616,6 +603,27 @@ class Run(BaseCallbackHandler):
             loop.accept()
 
 
+class _Storing:
+    """Inside, something is stored for a run."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        run, thread = self._run, self._run.thread
+        with thread.turns:
+            run.check_turn("nothing was written")
+            thread.storing.append(run)
+
+    def __exit__(self, *_error: object) -> None:
+        thread = self._run.thread
+        with thread.turns:
+            thread.storing.remove(self._run)
+            thread.turns.notify_all()
+
+
 def _bare(ns: str) -> str:
     """A namespace as LangGraph has it in subgraphs with a history of their own: without ids."""
     return _SEP.join(part.partition(":")[0] for part in ns.split(_SEP) if not part.isdigit())
@@ -660,7 +668,7 @@ def _at_work(thread: Thread) -> AgentBusy:
 def storing(thread: Thread, run: Run | None, *, updates: bool) -> AbstractContextManager[None]:
     """Around all that is stored in a thread, for a run, perhaps, or for somebody who updates its state."""
     if run is not None:
-        return run.storing() if run.thread is thread else nullcontext()
+        return _Storing(run) if run.thread is thread else nullcontext()
     return _updating(thread) if updates else nullcontext()
 
 
