@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from holdfast.codec.state import State
 from holdfast.store.changes import Change, NewPack
-from holdfast.store.manifest import APART, apart
+from holdfast.store.manifest import APART, Manifest, apart
 
 FILES = apart("workspace", "files")
 """The section that holds an agent's files."""
@@ -26,6 +26,14 @@ IMAGE = apart("process", "image")
 
 MOMENTARY = f"{APART}process{APART}"
 """An image belongs to the one checkpoint that it was made for: the next one does not have it."""
+
+
+def holds_image(manifest: Manifest) -> bool:
+    """Whether a checkpoint holds the memory of a process: by what it has, whatever its agent is called.
+
+    Such a one leaves a store only when somebody says so, and goes only to where it is encrypted.
+    """
+    return len(manifest.layers) > 1 and any(name == IMAGE for name, _ in manifest.sections)
 
 
 ANY = object()

@@ -23,7 +23,7 @@ from holdfast.agent import history
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.layers import IMAGE, Looked
-from holdfast.agent.names import IMAGES, is_image
+from holdfast.agent.names import IMAGES
 from holdfast.agent.policy import Policy
 from holdfast.agent.store import Store
 from holdfast.errors import BadOption, NotAnImage, NotFrozen, NotThawed, UnknownAgent, UntrustedImage
@@ -86,7 +86,7 @@ class Frozen:
 
 def name_of(agent: str) -> str:
     """The agent that has the images of another one, or of a program."""
-    return agent if is_image(agent) else f"{IMAGES}{agent}"
+    return agent if agent.startswith(IMAGES) else f"{IMAGES}{agent}"
 
 
 def freeze_process(
@@ -171,6 +171,11 @@ def save(store: Store, name: str, folder: Path, description: Description) -> tup
         made = Incoming(handle._db)
         try:
             known = _tree(handle, handle.head) if handle.head is not None else {}
+            if handle.head is not None and not known:  # retention of images would take it away
+                raise NotFrozen(
+                    f"{handle.name} has checkpoints that are no images, which stay as they are",
+                    hint="Choose another name for the images: --agent NAME.",
+                )
             have = chunks_of(known.values()).__contains__
             found = Scanner(folder, rules=False, average=IMAGE_AVERAGE_BYTES).scan({}, into=made, have=have)
             if found.marked or found.skipped:
