@@ -210,6 +210,59 @@ def test_a_connection_is_kept_or_closed_as_chosen(tmp_path, store):
             assert talk.recv(100) == b"one two three"
 
 
+TALKER = """
+import os, subprocess, sys
+other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+open("ready", "w").close()
+for line in sys.stdin:
+    other.stdin.write(line)
+    said = other.stdout.readline().strip()
+    try:
+        print(f"heard {said}", flush=True)
+        print(f"wrote {said}", file=open("did", "a"), flush=True)
+    except OSError as error:
+        open("did", "a").write(repr(error))
+    if said == "end":
+        other.stdin.close()
+        other.wait()
+        sys.exit(7)
+"""
+
+
+def test_pipes_to_others_lead_to_those_of_the_thaw_and_back(tmp_path, store, store_path):
+    """In the foreground; pipes among the processes themselves come back as they were."""
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8", "bufsize": 1}
+    with Program(tmp_path / "talker", TALKER, **streams) as talker:
+        talker.wait_for("ready")
+        talker.process.stdin.write("one\n")
+        assert talker.process.stdout.readline() == "heard one\n"
+        frozen = store.freeze(talker.pid, agent="talker")
+        assert sum("is a pipe to another process" in note for note in frozen.notes) == 2
+        talker.process.stdin.write("two\n")  # it goes on with what it has
+        assert talker.process.stdout.readline() == "heard two\n"
+        talker.kill()
+        (talker.folder / "did").unlink()
+        store.close()
+        words = [sys.executable, "-m", "holdfast", "--store", str(store_path), "thaw", "talker", "--foreground"]
+        with subprocess.Popen(words, **streams, stderr=subprocess.PIPE) as thawed:
+            thawed.stdin.write("three\n")
+            assert thawed.stdout.readline() == "heard three\n", thawed.stderr.read()
+            thawed.stdin.write("four\nend\n")
+            thawed.stdin.flush()
+            assert thawed.stdout.readline() == "heard four\n"
+            assert thawed.stdout.readline() == "heard end\n"
+            assert thawed.wait(60) == 7, "it ends as the program does"
+        assert (talker.folder / "did").read_text().split("\n")[0] == "wrote three"
+    # In the background nobody writes to it, and what it says goes nowhere: that is no error.
+    with Program(tmp_path / "speaker", COUNTER.replace("count += 1", "count += 1; print(count)"), **streams) as speaker:
+        with holdfast.open(store_path) as again:
+            again.freeze(speaker.pid, agent="speaker", then="end")
+            speaker.kill()
+            at = speaker.count()[0]
+            again.thaw("speaker")
+        speaker.passes(at + 100)
+
+
 class Terminal:
     """A program on a terminal."""
 

@@ -178,7 +178,7 @@ class Look:
                 if target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
                     self.terminal = True
                 elif target.startswith("pipe:"):
-                    ends.setdefault(target.replace(":", "", 1), set()).add((pid, fd, written))
+                    ends.setdefault(target, set()).add((pid, fd, written))  # as CRIU calls it: pipe:[N]
                 elif target.startswith("anon_inode:") or target.startswith(_GPU):
                     self.special.add(target)
                 elif target.startswith("/"):
