@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import sqlite3
@@ -19,6 +20,7 @@ import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import holdfast
@@ -52,6 +54,10 @@ def ask(port):
             return [int(word) for word in answer.read().split()]
 
     return until(once, OSError)
+
+
+def flat(text):
+    return " ".join(text.split())
 
 
 def ended(pid):
@@ -438,6 +444,126 @@ def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_pa
             (clerk.folder / "count").unlink()
     with holdfast.open(store_path) as opened:
         assert opened.verify().ok
+
+
+LISTENING = AGENT.replace(
+    'if __name__ == "__main__":\n',
+    """if __name__ == "__main__":
+    import socket
+    server = socket.create_server(("127.0.0.1", 0))
+    open("port.new", "w").write(str(server.getsockname()[1]))
+    os.rename("port.new", "port")
+    log = open("log", "a", buffering=1)
+""",
+).replace("            memory += 1\n", "            memory += 1\n            log.write(f'{n}\\n')\n")
+
+
+def criu_that(tmp_path, criu, does):
+    """CRIU, but for restores."""
+    made = tmp_path / f"criu-{does.split()[0]}"
+    made.write_text(f'#!/bin/sh\nif [ "$1" = restore ]; then {does}; fi\nexec "{criu}" "$@"\n')
+    made.chmod(0o700)
+    return {**os.environ, "HOLDFAST_CRIU": str(made)}
+
+
+@pytest.fixture
+def gone_on(tmp_path, store_path):
+    """An agent that was frozen, has gone on, and was killed; where it was then, and what it had booked at last."""
+    with Program(tmp_path / "clerk", LISTENING, store_path) as clerk:
+        clerk.passes(2)
+        with holdfast.open(store_path) as store:
+            store.freeze("clerk")
+            head = images_head(store, "clerk")
+            at = store.agent("clerk", readonly=True).at(f"id:{head}").state["n"]
+        clerk.passes(at + 3)
+        clerk.kill()
+        yield clerk, at, head
+
+
+def thaw_clerk(clerk, store_path, **options):
+    words = ["thaw", "clerk", "--load", clerk.folder / "program.py", "--json"]
+    return cli(*words, store=store_path, cwd=clerk.folder, **options)
+
+
+def test_what_is_known_beforehand_stops_a_thaw_before_anything_is_undone(gone_on, store_path, tmp_path):
+    clerk, _, _ = gone_on
+
+    def now():
+        with holdfast.open(store_path) as store:
+            assert not store.half_thawed()
+            head = store.agent("clerk", readonly=True).head.id
+        return head, *((clerk.folder / name).read_text() for name in ("booked", "log"))
+
+    before = now()
+    with socket.create_server(("127.0.0.1", int((clerk.folder / "port").read_text()))):
+        said = thaw_clerk(clerk, store_path)
+    assert said.returncode == 6
+    assert "its port is taken by another process" in said.stderr
+    with (clerk.folder / "log").open("a") as log, subprocess.Popen(["sleep", "100"], stdout=log) as other:
+        said = thaw_clerk(clerk, store_path)
+        other.kill()
+    assert "log would be put back" in said.stderr
+    with holdfast.open(store_path) as store:
+        from holdfast.process import images, thaw
+
+        stored = images.Stored(store, "clerk")
+        runs = dict(stored.description.mapped)
+        program = os.path.realpath(sys.executable)
+        assert runs[program] == os.path.getsize(program)
+        another = msgspec.structs.replace(stored.description, mapped=[(program, 1)])
+        with stored.exported(trust=False) as folder, pytest.raises(NotThawed, match="another one by now"):
+            thaw.check(folder, another, attached=False)
+        with stored.exported(trust=False) as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(thaw.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+            with pytest.raises(NotThawed, match="no room"):
+                thaw.check(folder, stored.description, attached=False)
+    assert now() == before
+    assert thaw_clerk(clerk, store_path).returncode == 0
+    with holdfast.open(store_path) as store:
+        assert not store.half_thawed()
+
+
+@pytest.mark.parametrize("does", ["exit 1", "kill -9 $PPID; exit 1"])
+def test_a_thaw_that_is_cut_short_says_so_until_it_is_done(gone_on, store_path, tmp_path, criu, does, caplog):
+    clerk, at, head = gone_on
+    said = thaw_clerk(clerk, store_path, env=criu_that(tmp_path, criu, does))
+    with holdfast.open(store_path) as store:
+        assert store.agent("clerk", readonly=True).head.id == head
+        (half,) = store.half_thawed()
+        assert (half.agent, half.branch, half.image.partition("@")[0]) == ("clerk", "main", "images/clerk")
+    lines = (clerk.folder / "booked").read_text().split("\n")
+    undone = sum(line.startswith("undone") for line in lines)
+    assert undone >= 3
+    if does == "exit 1":
+        assert said.returncode == 6
+        assert f"clerk went back to {head[:12]}; undone: {undone} of book" in flat(said.stderr)
+        assert f"holdfast thaw {half.image}" in flat(said.stderr)
+    else:
+        assert said.returncode == -signal.SIGKILL
+    told = cli("doctor", store=store_path)
+    assert f"the thaw of {half.image} is half-way: clerk goes back" in flat(told.stdout)
+    assert f"holdfast thaw {half.image}" in flat(told.stdout)
+    assert "is half-way" in flat(cli("log", "clerk", store=store_path).stderr)
+    with holdfast.open(store_path) as store:  # whoever opens it otherwise is told, and may go on
+        store.agent("clerk", when=None).close()
+    assert [one.levelname for one in caplog.records if "is half-way" in one.message] == ["WARNING"]
+    assert thaw_clerk(clerk, store_path).returncode == 0
+    with holdfast.open(store_path) as store:
+        assert not store.half_thawed()
+    (clerk.folder / "count").unlink()
+    assert clerk.passes(at)[0] == clerk.count()[1], "it goes on from the image"
+    lines = (clerk.folder / "booked").read_text().split("\n")
+    assert sum(line.startswith("undone") for line in lines) == undone, "nothing is undone twice"
+
+
+def test_whoever_goes_on_after_half_a_thaw_ends_it(gone_on, store_path, tmp_path, criu):
+    clerk, _, _ = gone_on
+    thaw_clerk(clerk, store_path, env=criu_that(tmp_path, criu, "exit 1"))
+    with holdfast.open(store_path) as store, closing(store.agent("clerk", when=None)) as agent:
+        assert store.half_thawed()
+        agent.state["n"] += 1
+        agent.checkpoint("gone on")
+        assert not store.half_thawed()
 
 
 def images_head(store, name):

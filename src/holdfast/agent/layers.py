@@ -36,6 +36,11 @@ def holds_image(manifest: Manifest) -> bool:
     return len(manifest.layers) > 1 and any(name == IMAGE for name, _ in manifest.sections)
 
 
+THAW = "thaw "
+"""What the row of a branch is called in the table of facts while its process is brought back: this, and its uuid in
+hexadecimal. It is written before anything is undone or moved, and goes when the process is there."""
+
+
 ANY = object()
 """Instead of a tree: what it was compared with does not matter."""
 

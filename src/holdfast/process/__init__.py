@@ -12,20 +12,22 @@ from holdfast import lazy as _lazy
 
 if TYPE_CHECKING:
     from holdfast.process.criu import probe
-    from holdfast.process.images import Frozen, name_of
+    from holdfast.process.images import Frozen, HalfThawed, name_of
     from holdfast.process.migration import Migrated
-    from holdfast.process.thaw import Thawed, wait
+    from holdfast.process.thaw import Thawed, unfinished, wait
     from holdfast.process.workspace import inner_path
 
-__all__ = ["Frozen", "Migrated", "Thawed", "inner_path", "name_of", "probe", "wait"]
+__all__ = ["Frozen", "HalfThawed", "Migrated", "Thawed", "inner_path", "name_of", "probe", "unfinished", "wait"]
 
 _HOMES = {
     "Frozen": "holdfast.process.images",
+    "HalfThawed": "holdfast.process.images",
     "Migrated": "holdfast.process.migration",
     "Thawed": "holdfast.process.thaw",
     "inner_path": "holdfast.process.workspace",
     "name_of": "holdfast.process.images",
     "probe": "holdfast.process.criu",
+    "unfinished": "holdfast.process.thaw",
     "wait": "holdfast.process.thaw",
 }
 

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast import Costs, Store
 from holdfast.crash import dumps, folder_of
-from holdfast.errors import NotADump
+from holdfast.errors import NotADump, command
 from holdfast.text import age, count, size
 from holdfast.web.agents import writer_of
 from holdfast.web.asked import Asked
@@ -143,6 +143,8 @@ def _places(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
         if one.half_way:
             hint = f"Files of {one.agent} are still to be put back."
             yield Fact("Workspace", one.path, "warning", hint, f"holdfast rollback {one.agent}")
+    for half in store.half_thawed():
+        yield Fact("Thaw", half.image, "warning", f"It is half-way: {half.agent}.", command("thaw", half.image))
     if stats["moved"]:
         yield Fact("Moved", stats["moved"], "note", "This store can only be read.")
 
