@@ -849,6 +849,41 @@ def test_a_process_moves_into_other_namespaces_and_the_original_ends_when_it_liv
         assert counter.passes(at)[1] == counter.pid
 
 
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_process_whose_move_was_killed_is_named_with_what_lets_it_go_on(tmp_path, store_path):
+    from holdfast.process import left_stopped
+
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\ntouch '{tmp_path}/asked'\nexec sleep 100\n")
+    slow.chmod(0o700)
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        words = ["--store", str(store_path), "migrate", str(counter.pid), str(store_path), "--through", str(slow)]
+        holdfast.open(store_path).close()
+        moving = subprocess.Popen([sys.executable, "-m", "holdfast", *words], start_new_session=True)
+        until(lambda: (tmp_path / "asked").exists() or None)
+        assert state(counter.pid) == "T"
+        assert left_stopped() == []  # it is being moved
+        os.killpg(moving.pid, signal.SIGKILL)
+        moving.wait()
+        assert state(counter.pid) == "T", "whether it lives elsewhere, nobody can know"
+        said = flat(cli("doctor", store=store_path).stdout)
+        assert f"`kill -CONT {counter.pid}` lets it go on" in said
+        assert (
+            json.loads(cli("doctor", "--json", store=store_path).stdout)["freezing"]["stopped"][0]["pid"] == counter.pid
+        )
+        at = counter.count()[0]
+        os.kill(counter.pid, signal.SIGCONT)
+        counter.passes(at)
+        assert left_stopped() == []
+        counter.kill()
+        assert left_stopped() == []
+    assert not list((tmp_path / "state" / "holdfast" / "moves").iterdir()), "a process that has ended is forgotten"
+
+
 def children(pid):
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(found[0]) if found else None

@@ -76,17 +76,17 @@ def _sqlite() -> str:
 
 def _freezing() -> dict[str, Any]:
     """Whether processes can be frozen here."""
-    from holdfast.process import probe, unfinished
+    from holdfast.process import left_stopped, probe, unfinished
 
     found = probe()
-    left = unfinished()
+    left = {"unfinished": unfinished(), "stopped": [one._asdict() for one in left_stopped()]}
     about = {"program": found.program or None, "version": found.version or None, "keeps_tcp": found.tcp}
     return {
         "usable": found.usable,
         **about,
         "problem": found.problem or None,
         "hint": found.hint or None,
-        "unfinished": left,
+        **left,
     }
 
 
@@ -129,6 +129,13 @@ def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for program in data["freezing"]["unfinished"]:
         said = "was killed while it put files back: the next `holdfast thaw`, of whatever, puts that right"
         yield ("warning", f"A thaw of `{program}` {said}.")
+    for one in data["freezing"]["stopped"]:
+        pid = one["pid"]
+        said = f"stands still: it was to be moved to {one['dest']}, and whoever moved it was killed"
+        ways = (
+            f"If it does not run there, `kill -CONT {pid}` lets it go on here; if it does, `kill -9 {pid}` ends it here"
+        )
+        yield ("warning", f"Process {pid} (`{one['program']}`) {said}. {ways}.")
     store = data["store"]
     if store is None:
         yield ("note", "There is no store here. holdfast.open() in a program makes one.")

@@ -13,11 +13,22 @@ from holdfast import lazy as _lazy
 if TYPE_CHECKING:
     from holdfast.process.criu import probe
     from holdfast.process.images import Frozen, HalfThawed, name_of
-    from holdfast.process.migration import Migrated
+    from holdfast.process.migration import Migrated, left_stopped
     from holdfast.process.thaw import Thawed, unfinished, wait
     from holdfast.process.workspace import inner_path
 
-__all__ = ["Frozen", "HalfThawed", "Migrated", "Thawed", "inner_path", "name_of", "probe", "unfinished", "wait"]
+__all__ = [
+    "Frozen",
+    "HalfThawed",
+    "Migrated",
+    "Thawed",
+    "inner_path",
+    "left_stopped",
+    "name_of",
+    "probe",
+    "unfinished",
+    "wait",
+]
 
 _HOMES = {
     "Frozen": "holdfast.process.images",
@@ -25,6 +36,7 @@ _HOMES = {
     "Migrated": "holdfast.process.migration",
     "Thawed": "holdfast.process.thaw",
     "inner_path": "holdfast.process.workspace",
+    "left_stopped": "holdfast.process.migration",
     "name_of": "holdfast.process.images",
     "probe": "holdfast.process.criu",
     "unfinished": "holdfast.process.thaw",
