@@ -333,7 +333,7 @@ class Store:
 
         def rise(generation: int) -> bool:
             try:
-                self._db.change(lambda change: raised(change, generation), branch.b)
+                self._db.change(lambda change: raised(change, generation), branch.b, inside=also is None)
             except Refused:
                 return False
             return True
