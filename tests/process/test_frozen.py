@@ -580,6 +580,33 @@ def test_a_process_whose_store_is_open_is_refused_unless_it_listens(tmp_path, st
         clerk.passes(at)
 
 
+def test_a_process_whose_store_is_on_a_server_is_refused_by_its_name(tmp_path, store, postgres_url, monkeypatch):
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")
+    for text, said in (
+        (AGENT.replace("holdfast.freezable()", "pass"), "has a Holdfast store open and does not listen"),
+        (AGENT, "is on a server"),
+    ):
+        with Program(tmp_path / "clerk", text, postgres_url) as clerk:
+            at = clerk.passes(1)[0]
+            with pytest.raises(NotFrozen, match=said):
+                store.freeze(clerk.pid, wait_s=1.0)
+            clerk.passes(at)
+        (clerk.folder / "count").unlink()
+    closed = (
+        """
+import os, sys, time
+import holdfast
+with holdfast.open(sys.argv[1]) as store, store.agent("other") as agent:
+    agent.checkpoint("one")
+"""
+        + COUNTER
+    )
+    with Program(tmp_path / "closed", closed, postgres_url) as one:
+        one.passes(1)
+        assert store.freeze(one.pid).agent == "program", "a store that was closed is none"
+
+
 def test_a_freeze_waits_for_a_call_under_way_and_then_refuses(tmp_path, store, store_path):
     with Program(tmp_path / "clerk", AGENT.replace("book(n)\n", "book(n, slow=2.0)\n"), store_path) as clerk:
         clerk.wait_for("calling")

@@ -29,6 +29,7 @@ from blake3 import blake3
 
 from holdfast.errors import BadOption, NotAnImage, NotFrozen, Unavailable
 from holdfast.process import criu
+from holdfast.store.processes import MARK
 from holdfast.store.witness import state_folder
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ class Look:
     def _opened(self) -> None:
         self.files: dict[tuple[int, int], OpenFile] = {}
         self.special: set[str] = set()
+        self.servers: set[str] = set()
         self.terminal = False
         ends: dict[str, set[tuple[int, int, bool]]] = {}
         for pid in self.pids:
@@ -182,6 +184,8 @@ class Look:
                     self.terminal = True
                 elif target.startswith("pipe:"):
                     ends.setdefault(target, set()).add((pid, fd, written))  # as CRIU calls it: pipe:[N]
+                elif target.startswith(f"/memfd:{MARK}"):
+                    self.servers.add(target.removeprefix(f"/memfd:{MARK}").removesuffix(" (deleted)"))
                 elif target.startswith("anon_inode:") or target.startswith(_GPU):
                     self.special.add(target)
                 elif target.startswith("/"):
@@ -218,8 +222,9 @@ class Look:
                 yield f"it uses a GPU ({target}), whose memory cannot be saved"
 
     def stores(self) -> list[str]:
-        """The Holdfast stores that it has open."""
-        return sorted({str(home) for one in self.files.values() if (home := store_of(Path(one.path))) is not None})
+        """The Holdfast stores that it has open: in directories, by their files; on servers, as the process says."""
+        homes = {str(home) for one in self.files.values() if (home := store_of(Path(one.path))) is not None}
+        return sorted(homes | self.servers)
 
     def shared_files(self) -> list[str]:
         """Files that others have open for writing, too: what they would hold after a thaw, nobody could say."""
