@@ -585,7 +585,7 @@ def test_a_process_whose_store_is_on_a_server_is_refused_by_its_name(tmp_path, s
     monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")
     for text, said in (
         (AGENT.replace("holdfast.freezable()", "pass"), "has a Holdfast store open and does not listen"),
-        (AGENT, "is on a server"),
+        (AGENT.replace('agent("clerk"', 'agent("second"'), "is on a server"),
     ):
         with Program(tmp_path / "clerk", text, postgres_url) as clerk:
             at = clerk.passes(1)[0]
