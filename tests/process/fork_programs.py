@@ -61,6 +61,27 @@ def exploring_links(folder: str) -> None:
     say(ended.error.reason, ended.error.message)  # type: ignore[union-attr]
 
 
+def exploring_together(folder: str) -> None:
+    """Each candidate waits until it has seen as many others beside it as it wants to, and says how many there were."""
+
+    def attempt(number: int, wanted: int) -> int:
+        place = Path(folder, f"{wanted}")
+        place.mkdir(exist_ok=True)
+        (place / f"{number}").touch()
+        most, until = 0, time.monotonic() + (30.0 if wanted > 1 else 0.3)
+        while most < wanted and time.monotonic() < until:
+            most = max(most, len(list(place.iterdir())))
+            time.sleep(0.01)
+        time.sleep(0.3)
+        most = max(most, len(list(place.iterdir())))
+        (place / f"{number}").unlink()
+        return most
+
+    for at_once in (1, 3):
+        found = holdfast.explore(range(3), lambda number, most=at_once: attempt(number, most), at_once=at_once)
+        say(at_once, max(one.value for one in found))
+
+
 def held_back(folder: str) -> None:
     """Files with text that is not written yet, before a block that flushes them and goes back."""
     with Path(folder, "text").open("w") as text, Path(folder, "raw").open("w+b") as raw:
@@ -215,6 +236,16 @@ def locked(folder: str) -> None:
         say("back", held())
         fcntl.lockf(one, fcntl.LOCK_EX)
         say("taken", held())
+
+
+def saving_and_calling(path: str) -> None:
+    """A tool that changes something is called while a copy still writes a checkpoint: it waits for that."""
+    with holdfast.open(path) as store, store.agent("a", when=None) as agent:
+        agent.state["large"] = list(range(400_000))
+        saving = agent.checkpoint("large", mode="fork")
+        say(saving.forked, saving.done)
+        act()
+        say(saving.done, [one.label for one in agent.log()])
 
 
 def forked_inside(how: str) -> None:

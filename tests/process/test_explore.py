@@ -35,6 +35,10 @@ def test_what_a_candidate_begins_ends_with_it_and_keeps_no_value_from_coming_bac
     assert found == ["time ['text']", "late ended", "left ended"], "a fifo is no part of a workspace"
 
 
+def test_so_many_are_tried_at_once_as_was_asked_for_and_no_more(tmp_path):
+    assert run("exploring_together", tmp_path) == ["1 1", "3 3"]
+
+
 def test_a_candidate_cannot_read_from_the_terminal_and_does_not_hang_there():
     typed, terminal = os.openpty()
     with subprocess.Popen(

@@ -114,6 +114,7 @@ def test_a_server_that_is_frozen_under_load_and_killed_answers_again_with_memory
         assert frozen.pause_s > 0
         assert any("mapped" in note for note in frozen.notes)
         assert any("ledger" in note for note in frozen.notes)
+        assert any("ledger" in note for note in thawed.notes)
         with pytest.raises(NotThawed, match="still runs"):
             store.thaw("program")
         assert ask(port)[0] == later[0] + 1
@@ -564,6 +565,65 @@ def test_whoever_goes_on_after_half_a_thaw_ends_it(gone_on, store_path, tmp_path
         agent.state["n"] += 1
         agent.checkpoint("gone on")
         assert not store.half_thawed()
+
+
+def test_of_images_the_last_three_stay_unless_another_number_is_said(tmp_path, store):
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        ids = [store.freeze(counter.pid, agent="counter").checkpoint.id for _ in range(5)]
+        images = store.agent("images/counter", readonly=True)
+        assert [one.id for one in images.log()] == ids[:1:-1]
+        ids += [store.freeze(counter.pid, agent="counter", keep=0).checkpoint.id for _ in range(2)]
+        assert [one.id for one in images.log()] == ids[:1:-1]
+        store.freeze(counter.pid, agent="counter", keep=1)
+        assert len(images.log()) == 1
+        assert store.verify().ok
+
+
+def test_the_time_for_open_files_is_part_of_the_pause(tmp_path, store, monkeypatch):
+    from holdfast.process import image
+
+    real = image.save_files
+
+    def slowly(*args, **options):
+        time.sleep(0.5)
+        return real(*args, **options)
+
+    with Program(tmp_path / "writer", "log = open('log', 'w')\n" + COUNTER) as one:
+        one.passes(1)
+        quick = store.freeze(one.pid).pause_s
+        monkeypatch.setattr(image, "save_files", slowly)
+        assert store.freeze(one.pid).pause_s > max(0.5, quick)
+
+
+def test_those_that_come_back_from_one_image_draw_other_numbers(tmp_path, store, store_path):
+    drawing = (
+        AGENT.replace(
+            '            open("count.new"',
+            '            open("drawn", "a").write(f"{random.random()}\\n")\n            open("count.new"',
+        )
+        .replace("import os, sys, time", "import os, random, sys, time")
+        .replace("            book(n)\n", "")
+    )
+    with Program(tmp_path / "clerk", drawing, store_path) as clerk:
+        clerk.passes(2)
+        store.freeze("clerk")
+        at = int(store.agent("clerk", readonly=True).at(f"id:{images_head(store, 'clerk')}").state["n"])
+        clerk.passes(at + 8)
+        clerk.kill()
+        drawn = [(clerk.folder / "drawn").read_text().split()[at + 1 :]]
+        for _ in range(2):
+            (clerk.folder / "drawn").unlink()
+            (clerk.folder / "count").unlink()
+            pid = store.thaw("clerk").pid
+            clerk.passes(at + 8)
+            os.kill(pid, signal.SIGKILL)
+            ended(pid)
+            # It may have drawn the first ones before it came to its store, where it learns that it was brought back.
+            drawn.append((clerk.folder / "drawn").read_text().split()[3:])
+        assert all(len(one) > 2 for one in drawn)
+        numbers = [number for one in drawn for number in one]
+        assert len(numbers) == len(set(numbers))
 
 
 def images_head(store, name):
