@@ -270,6 +270,23 @@ def test_pipes_to_others_lead_to_those_of_the_thaw_and_back(tmp_path, store, sto
         speaker.passes(at + 100)
 
 
+def test_in_a_terminal_a_program_with_pipes_gets_none_of_it_unless_asked(tmp_path, store, store_path):
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8", "bufsize": 1}
+    text = (
+        "open('ready', 'w').close()\n"
+        "for line in __import__('sys').stdin: open('got', 'a').write(line)\nopen('end', 'w')"
+    )
+    with Program(tmp_path / "reader", text, **streams) as reader:
+        reader.wait_for("ready")
+        store.freeze(reader.pid, agent="reader", then="end")
+        reader.kill()
+        store.close()
+        there = Terminal(sys.executable, "-m", "holdfast", "--store", str(store_path), "thaw", "reader")
+        there.says("goes on as process")
+        reader.wait_for("end")  # nobody writes to it
+        assert there.end() == 0
+
+
 class Terminal:
     """A program on a terminal."""
 

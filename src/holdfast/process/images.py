@@ -311,7 +311,7 @@ def thaw_process(
     *,
     isolated: bool = False,
     trust: bool = False,
-    attached: bool = False,
+    attached: bool | None = False,
     moved: bool = False,
     accept: tuple[str, ...] = (),
 ) -> Thawed:
@@ -319,11 +319,13 @@ def thaw_process(
 
     Agents that it was writing go back to where they were: what was done outside since is undone first, as by
     ``agent.rollback``, and ``accept`` names what may stay. With ``isolated`` nothing else is touched: it gets a copy of
-    all files, process numbers of its own and no network. ``attached``: see ``thaw.bring_back``. ``moved``: the original
-    is stopped, for this one to take its place.
+    all files, process numbers of its own and no network. ``attached``: see ``thaw.bring_back``; None: if it belongs to
+    a terminal. ``moved``: the original is stopped, for this one to take its place.
     """
     stored = Stored(store, revision)
     description = stored.description
+    if attached is None:
+        attached = description.terminal
     with stored.exported(trust=trust) as folder:
         if isolated and description.agents:
             raise NotThawed(

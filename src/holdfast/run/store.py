@@ -525,7 +525,7 @@ class Store(below.Store):
         *,
         isolated: bool = False,
         trust: bool = False,
-        attached: bool = False,
+        attached: bool | None = False,
         moved: bool = False,
         accept: Sequence[str] = (),
     ) -> Thawed:
@@ -534,9 +534,9 @@ class Store(below.Store):
         The agents that it was writing go back to where they were; what was done outside since is undone first, or
         ``RollbackBlocked`` is raised (``accept``: what may stay). ``isolated`` touches nothing else: the process gets
         copies of all files, and no network. To thaw is to run what was stored: images that this user did not make on
-        this machine need ``trust``. ``attached`` connects its terminal or pipes with those of this process; ``moved``:
-        the original is stopped elsewhere, and this one takes its place. Needs root and CRIU; raises ``NotThawed``, and
-        files are as they were.
+        this machine need ``trust``. ``attached`` connects its terminal or pipes with those of this process (None: if it
+        belongs to a terminal); ``moved``: the original is stopped elsewhere, and this one takes its place. Needs root
+        and CRIU; raises ``NotThawed``, and files are as they were.
         """
         from holdfast.process.images import thaw_process
 
