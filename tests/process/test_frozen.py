@@ -574,6 +574,28 @@ def test_a_thaw_that_is_cut_short_says_so_until_it_is_done(gone_on, store_path, 
     assert sum(line.startswith("undone") for line in lines) == undone, "nothing is undone twice"
 
 
+def test_a_thaw_that_cannot_undo_everything_says_so_and_the_next_one_undoes_the_rest(gone_on, store_path):
+    clerk, at, head = gone_on
+    booked = [line for line in (clerk.folder / "booked").read_text().split("\n") if line.startswith("booked")]
+    last = int(booked[-1].split()[1])
+    program = clerk.folder / "program.py"
+    text = program.read_text()
+    refusing = 'open("booked" if effect.args["n"] != ' + f'{last - 1} else "/nowhere/at/all", "a").write'
+    program.write_text(text.replace('lambda effect: open("booked", "a").write', f"lambda effect: {refusing}"))
+    said = thaw_clerk(clerk, store_path)
+    assert said.returncode
+    assert "The thaw is half-way. Going back had begun." in flat(said.stderr)
+    with holdfast.open(store_path) as store:
+        assert store.agent("clerk", readonly=True).head.id != head
+        assert [one.agent for one in store.half_thawed()] == ["clerk"]
+    program.write_text(text)
+    assert thaw_clerk(clerk, store_path).returncode == 0
+    with holdfast.open(store_path) as store:
+        assert not store.half_thawed()
+    lines = (clerk.folder / "booked").read_text().split("\n")
+    assert [lines.count(f"undone {n}") for n in range(at + 1, last + 1)] == [1] * (last - at)
+
+
 def test_whoever_goes_on_after_half_a_thaw_ends_it(gone_on, store_path, tmp_path, criu):
     clerk, _, _ = gone_on
     thaw_clerk(clerk, store_path, env=criu_that(tmp_path, criu, "exit 1"))
