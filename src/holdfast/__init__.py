@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from holdfast.process.claims import WorkspaceInfo
     from holdfast.process.cooperation import freezable
     from holdfast.process.explore import Explored, Tried, explore
-    from holdfast.process.images import Frozen
+    from holdfast.process.images import Frozen, HalfThawed
     from holdfast.process.migration import Migrated, SelfFrozen, freeze_self
     from holdfast.process.point import ForkPoint, fork_point
     from holdfast.process.thaw import Thawed
@@ -108,6 +108,7 @@ __all__ = [
     "ForkPoint",
     "Found",
     "Frozen",
+    "HalfThawed",
     "Hit",
     "HoldfastError",
     "InDoubt",
@@ -187,6 +188,7 @@ _HOMES = {
     "ForkPoint": "holdfast.process.point",
     "Found": "holdfast.run.effects",
     "Frozen": "holdfast.process.images",
+    "HalfThawed": "holdfast.process.images",
     "Hit": "holdfast.travel.watch",
     "Invariant": "holdfast.travel.invariants",
     "MISSING": "holdfast.codec.document",

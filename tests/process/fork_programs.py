@@ -136,6 +136,111 @@ def stored(path: str) -> None:
     store.close()
 
 
+def lasting(path: str) -> None:
+    """What would stay after going back, inside a block: it is refused, and nothing of it is there."""
+    with holdfast.open(path) as store, holdfast.open(f"{path}-other") as other:
+        store.agent("b").checkpoint("b")
+        agent = store.agent("a")
+        for number in range(3):
+            agent.state["n"] = number
+            agent.checkpoint(f"c{number}")
+        agent.tag("kept", "c0")
+        before = _held(store), _held(other)
+        with holdfast.fork_point() as point:
+            ways = {
+                "tag": lambda: agent.tag("t"), "untag": lambda: store.untag("a", "kept"),
+                "branch": lambda: agent.branch("z", "c0"), "mark": lambda: store.mark("a", "c1", "suspect"),
+                "copy": lambda: store.copy("a", "d"), "new": lambda: store.agent("new"),
+                "remove": lambda: store.remove("b"), "retain": lambda: store.retain(holdfast.Policy(last=1)),
+                "push": lambda: store.push(other), "pull": lambda: other.pull(store),
+                "backup": lambda: store.backup(other), "signal": lambda: store.signal("a", "go", any_run=True),
+                "queue": lambda: store.set_queue("q", concurrency=1),
+                "rule": lambda: store.set_policy(holdfast.Policy(last=2)),
+            }  # fmt: skip
+            for name, way in ways.items():
+                try:
+                    way()
+                except ForkPointOpen:
+                    continue
+                say("not refused", name)
+            store.agent("b").close()  # one that is there may be opened
+            store.remove("b", dry_run=True)  # only looked at
+            if not point.returned:
+                point.rollback()
+        say(before == (_held(store), _held(other)), [one.name for one in store.agents(sort="name")], list(agent.tags()))
+        agent.tag("t")
+        store.push(other)
+        say(store.verify().ok, other.verify().ok)
+
+
+def _held(store: holdfast.Store) -> dict[str, int]:
+    """What a store has, but for the log, which also says who has opened an agent."""
+    return {name: number for name, number in store.stats()["counts"].items() if name != "log"}
+
+
+def short(path: str) -> None:
+    """Memory that does not suffice, as the machine says it: nothing is forked, and it is said why."""
+    from holdfast.process import fork
+
+    real = fork._memory
+    with holdfast.open(path) as store, store.agent("a") as agent:
+        for has, free in ((400 << 20, 99 << 20), (1 << 20, 10 << 20)):
+            fork._memory = lambda has=has, free=free: (has, free)  # type: ignore[assignment]
+            try:
+                with holdfast.fork_point():
+                    say("made")
+            except ForkRefused as error:
+                say(error.reason)
+        agent.state["n"] = 1
+        saving = agent.checkpoint("whole", mode="fork")
+        say(saving.forked, saving.wait().label)
+        fork._memory = real
+
+        @holdfast.durable
+        def inside(agent: holdfast.Agent) -> str:
+            try:
+                with holdfast.fork_point():
+                    return "made"
+            except ForkRefused as error:
+                return error.reason
+
+        say(agent.run(inside))
+        with holdfast.fork_point():
+            say("made")
+
+
+def locked(folder: str) -> None:
+    """Which locks others still find, after leaving a block and after going back."""
+    script = "import fcntl, sys; fcntl.{}(open({!r}, 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+    def held() -> list[str]:
+        words = [(how, [sys.executable, "-c", script.format(how, f"{folder}/{how}")]) for how in ("lockf", "flock")]
+        return [how for how, word in words if subprocess.run(word, stderr=subprocess.DEVNULL, check=False).returncode]
+
+    with Path(folder, "lockf").open("w") as one, Path(folder, "flock").open("w") as other:
+        fcntl.lockf(one, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with holdfast.fork_point():
+            pass
+        say("left", held())
+        with holdfast.fork_point() as point:
+            if not point.returned:
+                point.rollback()
+        say("back", held())
+        fcntl.lockf(one, fcntl.LOCK_EX)
+        say("taken", held())
+
+
+def saving_and_calling(path: str) -> None:
+    """A tool that changes something is called while a copy still writes a checkpoint: it waits for that."""
+    with holdfast.open(path) as store, store.agent("a", when=None) as agent:
+        agent.state["large"] = list(range(400_000))
+        saving = agent.checkpoint("large", mode="fork")
+        say(saving.forked, saving.done)
+        act()
+        say(saving.done, [one.label for one in agent.log()])
+
+
 def forked_inside(how: str) -> None:
     """A process that the program forks itself, inside the block, can leave it in any way: the point is not its own."""
     with holdfast.fork_point() as point:

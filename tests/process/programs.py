@@ -116,6 +116,10 @@ class Program:
 
     def __exit__(self, *args: object) -> None:
         self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
         for entry in Path("/proc").glob("[0-9]*/cwd"):  # those that were brought back are nobody's children
             with suppress(OSError):
                 if entry.readlink() == self.folder and int(entry.parts[2]) != os.getpid():

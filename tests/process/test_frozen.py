@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import sqlite3
@@ -19,6 +20,7 @@ import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import holdfast
@@ -52,6 +54,10 @@ def ask(port):
             return [int(word) for word in answer.read().split()]
 
     return until(once, OSError)
+
+
+def flat(text):
+    return " ".join(text.split())
 
 
 def ended(pid):
@@ -108,6 +114,7 @@ def test_a_server_that_is_frozen_under_load_and_killed_answers_again_with_memory
         assert frozen.pause_s > 0
         assert any("mapped" in note for note in frozen.notes)
         assert any("ledger" in note for note in frozen.notes)
+        assert any("ledger" in note for note in thawed.notes)
         with pytest.raises(NotThawed, match="still runs"):
             store.thaw("program")
         assert ask(port)[0] == later[0] + 1
@@ -208,6 +215,76 @@ def test_a_connection_is_kept_or_closed_as_chosen(tmp_path, store):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as talk:
             talk.sendall(b"three")
             assert talk.recv(100) == b"one two three"
+
+
+TALKER = """
+import os, subprocess, sys
+other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+open("ready", "w").close()
+for line in sys.stdin:
+    other.stdin.write(line)
+    said = other.stdout.readline().strip()
+    try:
+        print(f"heard {said}", flush=True)
+        print(f"wrote {said}", file=open("did", "a"), flush=True)
+    except OSError as error:
+        open("did", "a").write(repr(error))
+    if said == "end":
+        other.stdin.close()
+        other.wait()
+        sys.exit(7)
+"""
+
+
+def test_pipes_to_others_lead_to_those_of_the_thaw_and_back(tmp_path, store, store_path):
+    """In the foreground; pipes among the processes themselves come back as they were."""
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8", "bufsize": 1}
+    with Program(tmp_path / "talker", TALKER, **streams) as talker:
+        talker.wait_for("ready")
+        talker.process.stdin.write("one\n")
+        assert talker.process.stdout.readline() == "heard one\n"
+        frozen = store.freeze(talker.pid, agent="talker")
+        assert sum("is a pipe to another process" in note for note in frozen.notes) == 2
+        talker.process.stdin.write("two\n")  # it goes on with what it has
+        assert talker.process.stdout.readline() == "heard two\n"
+        talker.kill()
+        (talker.folder / "did").unlink()
+        store.close()
+        words = [sys.executable, "-m", "holdfast", "--store", str(store_path), "thaw", "talker", "--foreground"]
+        with subprocess.Popen(words, **streams, stderr=subprocess.PIPE) as thawed:
+            thawed.stdin.write("three\n")
+            assert thawed.stdout.readline() == "heard three\n", thawed.stderr.read()
+            thawed.stdin.write("four\nend\n")
+            thawed.stdin.flush()
+            assert thawed.stdout.readline() == "heard four\n"
+            assert thawed.stdout.readline() == "heard end\n"
+            assert thawed.wait(60) == 7, "it ends as the program does"
+        assert (talker.folder / "did").read_text().split("\n")[0] == "wrote three"
+    # In the background nobody writes to it, and what it says goes nowhere: that is no error.
+    with Program(tmp_path / "speaker", COUNTER.replace("count += 1", "count += 1; print(count)"), **streams) as speaker:
+        with holdfast.open(store_path) as again:
+            again.freeze(speaker.pid, agent="speaker", then="end")
+            speaker.kill()
+            at = speaker.count()[0]
+            again.thaw("speaker")
+        speaker.passes(at + 100)
+
+
+def test_in_a_terminal_a_program_with_pipes_gets_none_of_it_unless_asked(tmp_path, store, store_path):
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8", "bufsize": 1}
+    text = (
+        "open('ready', 'w').close()\n"
+        "for line in __import__('sys').stdin: open('got', 'a').write(line)\nopen('end', 'w')"
+    )
+    with Program(tmp_path / "reader", text, **streams) as reader:
+        reader.wait_for("ready")
+        store.freeze(reader.pid, agent="reader", then="end")
+        reader.kill()
+        store.close()
+        there = Terminal(sys.executable, "-m", "holdfast", "--store", str(store_path), "thaw", "reader")
+        there.says("goes on as process")
+        reader.wait_for("end")  # nobody writes to it
+        assert there.end() == 0
 
 
 class Terminal:
@@ -387,6 +464,207 @@ def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_pa
         assert opened.verify().ok
 
 
+LISTENING = AGENT.replace(
+    'if __name__ == "__main__":\n',
+    """if __name__ == "__main__":
+    import socket
+    server = socket.create_server(("127.0.0.1", 0))
+    open("port.new", "w").write(str(server.getsockname()[1]))
+    os.rename("port.new", "port")
+    log = open("log", "a", buffering=1)
+""",
+).replace("            memory += 1\n", "            memory += 1\n            log.write(f'{n}\\n')\n")
+
+
+def criu_that(tmp_path, criu, does):
+    """CRIU, but for restores."""
+    made = tmp_path / f"criu-{does.split()[0]}"
+    made.write_text(f'#!/bin/sh\nif [ "$1" = restore ]; then {does}; fi\nexec "{criu}" "$@"\n')
+    made.chmod(0o700)
+    return {**os.environ, "HOLDFAST_CRIU": str(made)}
+
+
+@pytest.fixture
+def gone_on(tmp_path, store_path):
+    """An agent that was frozen, has gone on, and was killed; where it was then, and what it had booked at last."""
+    with Program(tmp_path / "clerk", LISTENING, store_path) as clerk:
+        clerk.passes(2)
+        with holdfast.open(store_path) as store:
+            store.freeze("clerk")
+            head = images_head(store, "clerk")
+            at = store.agent("clerk", readonly=True).at(f"id:{head}").state["n"]
+        clerk.passes(at + 3)
+        clerk.kill()
+        yield clerk, at, head
+
+
+def thaw_clerk(clerk, store_path, **options):
+    words = ["thaw", "clerk", "--load", clerk.folder / "program.py", "--json"]
+    return cli(*words, store=store_path, cwd=clerk.folder, **options)
+
+
+def test_what_is_known_beforehand_stops_a_thaw_before_anything_is_undone(gone_on, store_path, tmp_path):
+    clerk, _, _ = gone_on
+
+    def now():
+        with holdfast.open(store_path) as store:
+            assert not store.half_thawed()
+            head = store.agent("clerk", readonly=True).head.id
+        return head, *((clerk.folder / name).read_text() for name in ("booked", "log"))
+
+    before = now()
+    with socket.create_server(("127.0.0.1", int((clerk.folder / "port").read_text()))):
+        said = thaw_clerk(clerk, store_path)
+    assert said.returncode == 6
+    assert "its port is taken by another process" in said.stderr
+    with (clerk.folder / "log").open("a") as log, subprocess.Popen(["sleep", "100"], stdout=log) as other:
+        said = thaw_clerk(clerk, store_path)
+        other.kill()
+    assert "log would be put back" in said.stderr
+    with holdfast.open(store_path) as store:
+        from holdfast.process import images, thaw
+
+        stored = images.Stored(store, "clerk")
+        runs = dict(stored.description.mapped)
+        program = os.path.realpath(sys.executable)
+        assert runs[program] == os.path.getsize(program)
+        another = msgspec.structs.replace(stored.description, mapped=[(program, 1)])
+        with stored.exported(trust=False) as folder, pytest.raises(NotThawed, match="another one by now"):
+            thaw.check(folder, another, attached=False)
+        with stored.exported(trust=False) as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(thaw.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+            with pytest.raises(NotThawed, match="no room"):
+                thaw.check(folder, stored.description, attached=False)
+    assert now() == before
+    assert thaw_clerk(clerk, store_path).returncode == 0
+    with holdfast.open(store_path) as store:
+        assert not store.half_thawed()
+
+
+@pytest.mark.parametrize("does", ["exit 1", "kill -9 $PPID; exit 1"])
+def test_a_thaw_that_is_cut_short_says_so_until_it_is_done(gone_on, store_path, tmp_path, criu, does, caplog):
+    clerk, at, head = gone_on
+    said = thaw_clerk(clerk, store_path, env=criu_that(tmp_path, criu, does))
+    with holdfast.open(store_path) as store:
+        assert store.agent("clerk", readonly=True).head.id == head
+        (half,) = store.half_thawed()
+        assert (half.agent, half.branch, half.image.partition("@")[0]) == ("clerk", "main", "images/clerk")
+    lines = (clerk.folder / "booked").read_text().split("\n")
+    undone = sum(line.startswith("undone") for line in lines)
+    assert undone >= 3
+    if does == "exit 1":
+        assert said.returncode == 6
+        assert f"clerk went back to {head[:12]}; undone: {undone} of book" in flat(said.stderr)
+        assert f"holdfast thaw {half.image}" in flat(said.stderr)
+    else:
+        assert said.returncode == -signal.SIGKILL
+    told = cli("doctor", store=store_path)
+    assert f"the thaw of {half.image} is half-way: clerk goes back" in flat(told.stdout)
+    assert f"holdfast thaw {half.image}" in flat(told.stdout)
+    assert "is half-way" in flat(cli("log", "clerk", store=store_path).stderr)
+    with holdfast.open(store_path) as store:  # whoever opens it otherwise is told, and may go on
+        store.agent("clerk", when=None).close()
+    assert [one.levelname for one in caplog.records if "is half-way" in one.message] == ["WARNING"]
+    assert thaw_clerk(clerk, store_path).returncode == 0
+    with holdfast.open(store_path) as store:
+        assert not store.half_thawed()
+    (clerk.folder / "count").unlink()
+    assert clerk.passes(at)[0] == clerk.count()[1], "it goes on from the image"
+    lines = (clerk.folder / "booked").read_text().split("\n")
+    assert sum(line.startswith("undone") for line in lines) == undone, "nothing is undone twice"
+
+
+def test_a_thaw_that_cannot_undo_everything_says_so_and_the_next_one_undoes_the_rest(gone_on, store_path):
+    clerk, at, head = gone_on
+    booked = [line for line in (clerk.folder / "booked").read_text().split("\n") if line.startswith("booked")]
+    last = int(booked[-1].split()[1])
+    program = clerk.folder / "program.py"
+    text = program.read_text()
+    refusing = 'open("booked" if effect.args["n"] != ' + f'{last - 1} else "/nowhere/at/all", "a").write'
+    program.write_text(text.replace('lambda effect: open("booked", "a").write', f"lambda effect: {refusing}"))
+    said = thaw_clerk(clerk, store_path)
+    assert said.returncode
+    assert "The thaw is half-way. Going back had begun." in flat(said.stderr)
+    with holdfast.open(store_path) as store:
+        assert store.agent("clerk", readonly=True).head.id != head
+        assert [one.agent for one in store.half_thawed()] == ["clerk"]
+    program.write_text(text)
+    assert thaw_clerk(clerk, store_path).returncode == 0
+    with holdfast.open(store_path) as store:
+        assert not store.half_thawed()
+    lines = (clerk.folder / "booked").read_text().split("\n")
+    assert [lines.count(f"undone {n}") for n in range(at + 1, last + 1)] == [1] * (last - at)
+
+
+def test_whoever_goes_on_after_half_a_thaw_ends_it(gone_on, store_path, tmp_path, criu):
+    clerk, _, _ = gone_on
+    thaw_clerk(clerk, store_path, env=criu_that(tmp_path, criu, "exit 1"))
+    with holdfast.open(store_path) as store, closing(store.agent("clerk", when=None)) as agent:
+        assert store.half_thawed()
+        agent.state["n"] += 1
+        agent.checkpoint("gone on")
+        assert not store.half_thawed()
+
+
+def test_of_images_the_last_three_stay_unless_another_number_is_said(tmp_path, store):
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        ids = [store.freeze(counter.pid, agent="counter").checkpoint.id for _ in range(5)]
+        images = store.agent("images/counter", readonly=True)
+        assert [one.id for one in images.log()] == ids[:1:-1]
+        ids += [store.freeze(counter.pid, agent="counter", keep=0).checkpoint.id for _ in range(2)]
+        assert [one.id for one in images.log()] == ids[:1:-1]
+        store.freeze(counter.pid, agent="counter", keep=1)
+        assert len(images.log()) == 1
+        assert store.verify().ok
+
+
+def test_the_time_for_open_files_is_part_of_the_pause(tmp_path, store, monkeypatch):
+    from holdfast.process import image
+
+    real = image.save_files
+
+    def slowly(*args, **options):
+        time.sleep(0.5)
+        return real(*args, **options)
+
+    with Program(tmp_path / "writer", "log = open('log', 'w')\n" + COUNTER) as one:
+        one.passes(1)
+        quick = store.freeze(one.pid).pause_s
+        monkeypatch.setattr(image, "save_files", slowly)
+        assert store.freeze(one.pid).pause_s > max(0.5, quick)
+
+
+def test_those_that_come_back_from_one_image_draw_other_numbers(tmp_path, store, store_path):
+    drawing = (
+        AGENT.replace(
+            '            open("count.new"',
+            '            open("drawn", "a").write(f"{random.random()}\\n")\n            open("count.new"',
+        )
+        .replace("import os, sys, time", "import os, random, sys, time")
+        .replace("            book(n)\n", "")
+    )
+    with Program(tmp_path / "clerk", drawing, store_path) as clerk:
+        clerk.passes(2)
+        store.freeze("clerk")
+        at = int(store.agent("clerk", readonly=True).at(f"id:{images_head(store, 'clerk')}").state["n"])
+        clerk.passes(at + 8)
+        clerk.kill()
+        drawn = [(clerk.folder / "drawn").read_text().split()[at + 1 :]]
+        for _ in range(2):
+            (clerk.folder / "drawn").unlink()
+            (clerk.folder / "count").unlink()
+            pid = store.thaw("clerk").pid
+            clerk.passes(at + 8)
+            os.kill(pid, signal.SIGKILL)
+            ended(pid)
+            # It may have drawn the first ones before it came to its store, where it learns that it was brought back.
+            drawn.append((clerk.folder / "drawn").read_text().split()[3:])
+        assert all(len(one) > 2 for one in drawn)
+        numbers = [number for one in drawn for number in one]
+        assert len(numbers) == len(set(numbers))
+
+
 def images_head(store, name):
     from holdfast.process import images
 
@@ -399,6 +677,33 @@ def test_a_process_whose_store_is_open_is_refused_unless_it_listens(tmp_path, st
         with pytest.raises(NotFrozen, match="does not listen"):
             store.freeze("clerk")
         clerk.passes(at)
+
+
+def test_a_process_whose_store_is_on_a_server_is_refused_by_its_name(tmp_path, store, postgres_url, monkeypatch):
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")
+    for text, said in (
+        (AGENT.replace("holdfast.freezable()", "pass"), "has a Holdfast store open and does not listen"),
+        (AGENT.replace('agent("clerk"', 'agent("second"'), "is on a server"),
+    ):
+        with Program(tmp_path / "clerk", text, postgres_url) as clerk:
+            at = clerk.passes(1)[0]
+            with pytest.raises(NotFrozen, match=said):
+                store.freeze(clerk.pid, wait_s=1.0)
+            clerk.passes(at)
+        (clerk.folder / "count").unlink()
+    closed = (
+        """
+import os, sys, time
+import holdfast
+with holdfast.open(sys.argv[1]) as store, store.agent("other") as agent:
+    agent.checkpoint("one")
+"""
+        + COUNTER
+    )
+    with Program(tmp_path / "closed", closed, postgres_url) as one:
+        one.passes(1)
+        assert store.freeze(one.pid).agent == "program", "a store that was closed is none"
 
 
 def test_a_freeze_waits_for_a_call_under_way_and_then_refuses(tmp_path, store, store_path):
@@ -668,6 +973,41 @@ def test_a_process_moves_into_other_namespaces_and_the_original_ends_when_it_liv
         assert counter.process.wait(20) == -signal.SIGKILL
         assert moved.downtime_s >= moved.frozen.pause_s > 0
         assert counter.passes(at)[1] == counter.pid
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_process_whose_move_was_killed_is_named_with_what_lets_it_go_on(tmp_path, store_path):
+    from holdfast.process import left_stopped
+
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\ntouch '{tmp_path}/asked'\nexec sleep 100\n")
+    slow.chmod(0o700)
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        words = ["--store", str(store_path), "migrate", str(counter.pid), str(store_path), "--through", str(slow)]
+        holdfast.open(store_path).close()
+        moving = subprocess.Popen([sys.executable, "-m", "holdfast", *words], start_new_session=True)
+        until(lambda: (tmp_path / "asked").exists() or None)
+        assert state(counter.pid) == "T"
+        assert left_stopped() == []  # it is being moved
+        os.killpg(moving.pid, signal.SIGKILL)
+        moving.wait()
+        assert state(counter.pid) == "T", "whether it lives elsewhere, nobody can know"
+        said = flat(cli("doctor", store=store_path).stdout)
+        assert f"`kill -CONT {counter.pid}` lets it go on" in said
+        assert (
+            json.loads(cli("doctor", "--json", store=store_path).stdout)["freezing"]["stopped"][0]["pid"] == counter.pid
+        )
+        at = counter.count()[0]
+        os.kill(counter.pid, signal.SIGCONT)
+        counter.passes(at)
+        assert left_stopped() == []
+        counter.kill()
+        assert left_stopped() == []
+    assert not list((tmp_path / "state" / "holdfast" / "moves").iterdir()), "a process that has ended is forgotten"
 
 
 def children(pid):

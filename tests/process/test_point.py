@@ -118,6 +118,23 @@ def test_reasons_for_refusing_are_named():
     assert said[4] == "too many fork points"
 
 
+def test_nothing_lasting_is_done_inside(store_path):
+    assert run("lasting", store_path) == ["True ['a', 'b'] ['kept']", "True True"]
+
+
+def test_leaving_keeps_all_locks_and_going_back_those_of_flock(tmp_path):
+    assert run("locked", tmp_path) == ["left ['lockf', 'flock']", "back ['flock']", "taken ['lockf', 'flock']"]
+
+
+def test_where_memory_is_short_nothing_is_forked_and_a_checkpoint_is_made_the_ordinary_way(store_path):
+    much, little, saved, inside, made = run("short", store_path)
+    assert much == "memory is short: 99 MiB are free, and the process has 400 MiB"
+    assert little == "memory is short: 10 MiB are free, and the process has 1 MiB"
+    assert saved == "False whole"
+    assert inside == "this is a durable run, whose calls have recorded positions"
+    assert made == "made"
+
+
 @pytest.mark.parametrize("final", [signal.SIGTERM, signal.SIGKILL])
 def test_the_original_stands_in_passes_signals_on_and_ends_as_the_other_does(final):
     with signalled() as process:

@@ -46,7 +46,7 @@ def begun(store_path, tools):
 def thawed(store_path, image):
     """What a thaw does to the agent before the process comes back."""
     with holdfast.open(store_path) as store, closing(store.agent("clerk", create=False, when=None)) as agent:
-        unknown, move = agent._plan_thaw(f"id:{image}", ("thaw.book",))
+        unknown, _, move = agent._plan_thaw(f"id:{image}", ("thaw.book",))
         assert not unknown
         if move is not None:
             move()

@@ -17,6 +17,10 @@ def test_every_checkpoint_has_the_state_of_its_moment_and_nothing_is_lost_with_a
     assert killed
 
 
+def test_a_call_that_changes_something_waits_for_the_copy(store_path):
+    assert run("saving_and_calling", store_path) == ["True False", "acted", "True ['large']"]
+
+
 def test_with_other_threads_it_is_written_the_ordinary_way_and_at_the_end_it_is_waited_for(store_path):
     assert run("fallen_back", store_path) == ["False True True beside a thread"]
     with holdfast.open(store_path) as store:

@@ -670,13 +670,16 @@ class Agent:
         writer.start_from(point, source.since_base() if isinstance(source, history.Stored) else [], moved=self._branch)
         self._made = self._seen(point) if point is not None else None
 
-    def _plan_thaw(self, revision: str, accept: Collection[str]) -> tuple[Collection[str], Callable[[], object] | None]:
+    def _plan_thaw(
+        self, revision: str, accept: Collection[str]
+    ) -> tuple[Collection[str], Collection[str], Callable[[], object] | None]:
         """How to go back to where a saved process left this agent; None: it is there. Raises if it cannot.
 
-        And what of ``accept`` names nothing here: of effects only the room above knows.
+        And before that, what of ``accept`` names nothing here, and which tools' effects are undone on the way: only the
+        room above knows of effects.
         """
         there = self.head is not None and self.head.id == self.at(revision).id
-        return accept, None if there else lambda: self.rollback(revision)
+        return accept, (), None if there else lambda: self.rollback(revision)
 
     def _check_open(self) -> None:
         if self._closed:

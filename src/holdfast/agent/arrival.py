@@ -22,6 +22,7 @@ from holdfast.agent.background import fold_below
 from holdfast.agent.branch import RECORD_MAX_BYTES, SEAL_BYTES, SEAL_CHECKPOINTS
 from holdfast.agent.frames import BranchRef, Frame, Refs, body_in, check_refs, size_of
 from holdfast.agent.history import Blank, Stored, children
+from holdfast.agent.layers import holds_image
 from holdfast.agent.metadata import LOST, lost
 from holdfast.agent.names import check_name
 from holdfast.agent.refs import Arrived, Kept, Landing, Past, Plan, Sides, TransferredAgent, plan
@@ -33,7 +34,7 @@ from holdfast.codec.state import State
 from holdfast.codec.tree import read
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.errors import CorruptValue, Damaged, Fenced
+from holdfast.errors import CorruptValue, Damaged, Fenced, NotEncrypted
 from holdfast.store.catalog import listed, slices
 from holdfast.store.changes import Change, NewCheckpoint, NewRecord, Objects, now_us, pack_node
 from holdfast.store.cipher import digest
@@ -289,8 +290,9 @@ class _NewPoint(NamedTuple):
 class Arrival:
     """Takes frames. ``finish`` moves the refs of the agents that have come. Use as a context."""
 
-    def __init__(self, store: Store, origin: str) -> None:
-        """``origin`` is where they come from, for messages."""
+    def __init__(self, store: Store, origin: str, *, images: bool = True) -> None:
+        """``origin`` is where they come from, for messages. Without ``images``, one that comes is refused."""
+        self._images = images
         self._store = store
         self._db = store._db
         self._view = store._db.view
@@ -444,6 +446,12 @@ class Arrival:
         id, manifest = identity(frame.manifest), Manifest.decode(frame.manifest)
         if self._find(id) is not None:
             return
+        if not self._images and holds_image(manifest):
+            raise NotEncrypted(
+                f"{self._places[0]} has an image of a process, which holds everything that it has in memory, and"
+                f" {self._places[1]} is not encrypted; nothing was imported",
+                hint="`holdfast init PLACE --encrypt` makes a store that is.",
+            )
         parent = self._find(manifest.parent) if manifest.parent else None
         cut = bool(manifest.parent) and parent is None
         self._check(frame, id, manifest, parent)

@@ -232,7 +232,7 @@ def fold_below(db: Database, n: int) -> int:
     folded = 0
     for run, packed in made:
         try:
-            db.change(partial(Change.fold, numbers=[row.n for row in run], packed=packed))
+            db.change(partial(Change.fold, numbers=[row.n for row in run], packed=packed), inside=True)
             folded += 1
         except Refused:
             break  # somebody else has, or they are gone: nothing to do

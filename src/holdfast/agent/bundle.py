@@ -22,10 +22,9 @@ import zstandard
 
 from holdfast.agent.arrival import Arrival
 from holdfast.agent.frames import VERSION, End, Frame, Head, Payload, Refs, decoded, encoded, size_of
-from holdfast.agent.names import is_image
 from holdfast.agent.refs import Past, read_refs
 from holdfast.agent.store import Store, find_store, open_unseen, say_created
-from holdfast.agent.transfer import Sending, TransferReport, family, kept_by
+from holdfast.agent.transfer import HoldsImage, Sending, TransferReport, family, kept_by
 from holdfast.errors import (
     BadOption,
     CorruptValue,
@@ -174,11 +173,6 @@ def write_bundle(
     if files.in_store(Path(os.path.realpath(path))):
         raise BadOption(f"{path} is inside a store", hint="Name a file elsewhere.")
     head, cipher = _beginning(store, key)
-    if not cipher.keyed and any(map(is_image, agents)):
-        raise NotEncrypted(
-            "the file would not be encrypted, and an image holds everything that a process has in memory",
-            hint="Give a key for the file, or leave the images out.",
-        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     store.flush()
     try:
@@ -189,7 +183,8 @@ def write_bundle(
         try:
             with os.fdopen(fd, "wb", buffering=2**20) as file, store._db.moment() as contents:
                 out = Writing(file, head, cipher)
-                _write(out, store._db.uuid, contents, family(contents.view, numbers), progress or quietly)
+                chosen = family(contents.view, numbers)
+                _write(out, store._db.uuid, contents, chosen, progress or quietly, images=cipher.keyed)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(path)
@@ -216,16 +211,24 @@ def _beginning(store: Store, key: Key) -> tuple[bytes, Cipher]:
     return KEYED_MAGIC + made.encode(), own
 
 
-def _write(out: Writing, store: bytes, contents: Contents, numbers: Sequence[int], progress: Progress) -> None:
+def _write(
+    out: Writing, store: bytes, contents: Contents, numbers: Sequence[int], progress: Progress, *, images: bool
+) -> None:
     view = contents.view
     rows = [view.agent_at(a) for a in numbers]
     out.put(Head(VERSION, store, [row.name for row in rows]))
-    sending = Sending(contents, None)
+    sending = Sending(contents, None, images=images)
     for row in rows:
         past = Past(view.log(row.a))
         refs = read_refs(view, row, store, past, (0, 0))
-        for frame in sending.frames(row, refs, kept_by(view, row, past), (), progress):
-            out.put(frame)
+        try:
+            for frame in sending.frames(row, refs, kept_by(view, row, past), (), progress):
+                out.put(frame)
+        except HoldsImage:
+            raise NotEncrypted(
+                f"{row.name} holds everything that a process has in memory, and the file would not be encrypted",
+                hint="Give a key for the file, or name other agents.",
+            ) from None
     out.put(End(out.frames + 1))
 
 
@@ -256,7 +259,7 @@ def read_bundle(
             raise UnknownAgent(f"there is no agent {one!r} in the bundle", hint=f"It has: {', '.join(head.agents)}.")
     if new_name is not None and len(agents or head.agents) != 1:
         raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
-    with Arrival(store, str(path)) as into:
+    with Arrival(store, str(path), images=store.encrypted) as into:
         try:
             _all(into, head, found, progress or quietly)
             above = tuple(f"{one}/" for one in agents if new_name is None)

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 
 def note(store: Store, agent: Agent, body: dict[str, Any]) -> None:
-    """Write an entry about a crash. It needs no lease: whoever outlives the writer may tell."""
-    store._db.change(lambda change: change.say(agent.a, Said(body, _key(agent.uuid))))
+    """Write an entry about a crash. It needs no lease: whoever outlives the writer may tell.
+
+    It has happened, also where memory goes back.
+    """
+    store._db.change(lambda change: change.say(agent.a, Said(body, _key(agent.uuid))), inside=True)
 
 
 def told(store: Store, agent: Agent) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from holdfast.codec.state import State
 from holdfast.store.catalog import View
 from holdfast.store.changes import Change, NewPack
-from holdfast.store.manifest import APART, apart
+from holdfast.store.manifest import APART, Manifest, apart
 from holdfast.store.rows import read_body
 
 WORKSPACE = "workspace "
@@ -43,6 +43,19 @@ IMAGE = apart("process", "image")
 
 MOMENTARY = f"{APART}process{APART}"
 """An image belongs to the one checkpoint that it was made for: the next one does not have it."""
+
+
+def holds_image(manifest: Manifest) -> bool:
+    """Whether a checkpoint holds the memory of a process: by what it has, whatever its agent is called.
+
+    Such a one leaves a store only when somebody says so, and goes only to where it is encrypted.
+    """
+    return len(manifest.layers) > 1 and any(name == IMAGE for name, _ in manifest.sections)
+
+
+THAW = "thaw "
+"""What the row of a branch is called in the table of facts while its process is brought back: this, and its uuid in
+hexadecimal. It is written before anything is undone or moved, and goes when the process is there."""
 
 
 ANY = object()

@@ -23,7 +23,16 @@ from holdfast.agent.layers import WORKSPACE, half_way
 from holdfast.agent.opened import adopt, since
 from holdfast.agent.store import MAIN, Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
-from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed, Unavailable
+from holdfast.errors import (
+    BadOption,
+    Damaged,
+    HoldfastError,
+    NotEncrypted,
+    ReadOnly,
+    StoreBusy,
+    StoreFailed,
+    Unavailable,
+)
 from holdfast.store import files
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, Opens
@@ -43,9 +52,12 @@ _OWN = frozenset({"store.db", "store.db-wal", "store.db-shm", "packs", "locks", 
 _OLD_DIGITS = 12
 
 
-def backup(source: Store, dest: Store, progress: Progress | None = None) -> TransferReport:
-    """Bring everything that another store lacks there. It may be repeated at any time; nothing is removed there."""
-    report = transfer(source, dest, progress=progress)
+def backup(source: Store, dest: Store, progress: Progress | None = None, *, images: bool = False) -> TransferReport:
+    """Bring everything that another store lacks there. It may be repeated at any time; nothing is removed there.
+
+    Images of processes go only with ``images``, to where it is encrypted; the report says who stayed for that.
+    """
+    report = transfer(source, dest, images=images, progress=progress)
     kept = {name: value for name, value in source._db.view.facts().items() if name in FACTS}
 
     def put(change: Change) -> None:
@@ -58,17 +70,30 @@ def backup(source: Store, dest: Store, progress: Progress | None = None) -> Tran
     return report
 
 
+def _everything(source: Store, dest: Store, progress: Progress | None = None) -> TransferReport:
+    """As a backup, with images of processes, for what takes the source's place. Raises if some may not go there."""
+    report = backup(source, dest, progress, images=dest.encrypted)
+    if report.left_out:
+        named = ", ".join(report.left_out)
+        raise NotEncrypted(
+            f"{named} would stay behind: images of processes hold everything that those have in memory, and"
+            f" {dest.place} is not encrypted. {source.place} is as it was",
+            hint="Move to a store that is encrypted (`holdfast init PLACE --encrypt`), or remove them first.",
+        )
+    return report
+
+
 def move(source: Store, dest: Store, progress: Progress | None = None) -> TransferReport:
-    """As a backup; then the source is closed, and opens only to be read: it says where everything is now.
+    """Everything goes; then the source is closed, and opens only to be read: it says where everything is now.
 
     Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
     """
     if source._readonly:
         raise ReadOnly("the store to be moved was opened read-only")
     with _quiet(source):
-        report = backup(source, dest, progress)
+        report = _everything(source, dest, progress)
         before = _standing(source._db.view)
-        backup(source, dest)  # what came in while the first one was going on
+        _everything(source, dest)  # what came in while the first one was going on
         _carry_schedules(source, dest)
 
         def end(change: Change) -> None:
@@ -217,7 +242,7 @@ def rotate(
         files.discard(building)  # left by one that was killed
         try:
             with open_unseen(building, new(), create=True) as made:
-                backup(source, made, progress)
+                _everything(source, made, progress)
                 _carry_schedules(source, made)
                 _carry_directories(source, made)
                 _carry_open(source, made, _open_rows(source))

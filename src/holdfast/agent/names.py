@@ -19,12 +19,7 @@ LABEL_MAX_CHARACTERS = 1_000
 
 
 IMAGES = "images/"
-"""So begin the names of agents that hold images of processes. They leave the store only when somebody says so."""
-
-
-def is_image(name: str) -> bool:
-    """Whether an agent of that name holds images of processes."""
-    return name.startswith(IMAGES)
+"""So begin the names of agents that images of processes are saved in. What is one is not said by the name (layers)."""
 
 
 def is_bookkeeping(section: object) -> bool:

@@ -24,7 +24,7 @@ from holdfast.agent import history, metadata, salvage
 from holdfast.agent.background import fold_below
 from holdfast.agent.evidence import Flaw, Found, Histories, Lines, Made, Refs, Told
 from holdfast.agent.graph import left_by
-from holdfast.agent.layers import WORKSPACE
+from holdfast.agent.layers import THAW, WORKSPACE
 from holdfast.agent.move import FACTS
 from holdfast.agent.opened import settle
 from holdfast.agent.salvage import Rescue
@@ -719,7 +719,7 @@ class _Mending:
             for a, body in self._said:
                 change.say(a, body)
             for name in self._rescue.facts:
-                if name in {"created", *FACTS, SCHEDULES} or name.startswith(WORKSPACE):
+                if name in {"created", *FACTS, SCHEDULES} or name.startswith((WORKSPACE, THAW)):
                     change.set_fact(name, self._rescue.facts[name])
             if gone:
                 change.set_fact(metadata.LOST, b"".join(gone))

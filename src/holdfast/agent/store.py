@@ -336,7 +336,7 @@ class Store:
 
         def rise(generation: int) -> bool:
             try:
-                self._db.change(lambda change: raised(change, generation), branch.b)
+                self._db.change(lambda change: raised(change, generation), branch.b, inside=also is None)
             except Refused:
                 return False
             return True
@@ -773,8 +773,8 @@ class Store:
         it. Only what is missing moves. After an interruption the next call resumes. Raises ``HistoriesDiverged`` where
         both stores have gone on with a branch (``beside`` lets it arrive under a name of its own), and ``AgentBusy``
         while somebody writes the agent in the other store. ``new_name`` is what one agent is to be called there; its
-        children stay behind then. Images of processes (``images/NAME``) go only with ``images``, and only into a store
-        that is encrypted.
+        children stay behind then. Agents that hold images of processes go only with ``images``, and only into a store
+        that is encrypted; the report's ``left_out`` names those that stayed.
         """
         from holdfast.agent.transfer import transfer
 
@@ -796,7 +796,7 @@ class Store:
         return source.push(self, agents, beside=beside, new_name=new_name, images=images, progress=progress)
 
     def backup(self, dest: Store, progress: Progress | None = None) -> TransferReport:
-        """As push() of everything, with what people have set for the store. Nothing is removed there."""
+        """As push() of everything but images, with what people have set for the store. Nothing is removed there."""
         from holdfast.agent.move import backup
 
         self._check_open()
@@ -804,8 +804,9 @@ class Store:
         return backup(self, dest, progress)
 
     def move(self, dest: Store, progress: Progress | None = None) -> TransferReport:
-        """As backup(); then this store is closed for good: it can only be read, and names ``dest``.
+        """As backup(), with images; then this store is closed for good: it can only be read, and names ``dest``.
 
+        Raises ``NotEncrypted``, with this store as it was, if there are images of processes and ``dest`` is plain.
         Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
         """
         from holdfast.agent.move import move

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +19,9 @@ from holdfast.agent.arrival import ATTEMPTS, Arrival
 from holdfast.agent.frames import TOGETHER, About, Chunk, Entries, Frame, Nodes, Payload, Records, Refs, beside
 from holdfast.agent.graph import Graph
 from holdfast.agent.history import children, named_in
-from holdfast.agent.layers import half_way
+from holdfast.agent.layers import half_way, holds_image
 from holdfast.agent.metadata import lost
-from holdfast.agent.names import IMAGES, is_image
+from holdfast.agent.names import IMAGES
 from holdfast.agent.refs import (
     Kept,
     Past,
@@ -60,12 +60,14 @@ class TransferReport:
     """What went from one store to another.
 
     Each of ``agents`` has its ``name``, its ``status`` (``new``, ``updated``, ``unchanged``, or ``ahead``: the other
-    side is), what ``arrived``, and ``beside``: branches that arrived under another name.
+    side is), what ``arrived``, and ``beside``: branches that arrived under another name. ``left_out`` are the agents
+    that stayed, because they hold images of processes.
     """
 
     source: str
     dest: str
     agents: list[TransferredAgent]
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
@@ -75,7 +77,13 @@ class TransferReport:
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""
         agents = [agent.to_json() for agent in self.agents]
-        return {"source": self.source, "dest": self.dest, "bytes": self.bytes, "agents": agents}
+        return {
+            "source": self.source, "dest": self.dest, "bytes": self.bytes, "agents": agents, "left_out": self.left_out,
+        }  # fmt: skip
+
+
+class HoldsImage(Exception):
+    """A checkpoint that was to be sent holds an image of a process, and those are left out."""
 
 
 def transfer(
@@ -90,7 +98,8 @@ def transfer(
 ) -> TransferReport:
     """Bring what ``dest`` lacks of some agents, or of all, from ``source``.
 
-    Of images only with ``images``; None: they are agents as all others, and ``dest`` is as safe as the source.
+    Agents that hold images of processes only with ``images``; None: they go as all others, and ``dest`` is as safe as
+    the source.
     """
     if source._db.uuid == dest._db.uuid:
         raise BadOption("both are the same store, or copies of one", hint="Name two different stores.")
@@ -105,11 +114,7 @@ def transfer(
     named = [source._agent_row(name).a for name in dict.fromkeys(agents)]
     with source._db.moment() as contents:
         chosen = whole(contents.view, named if new_name is not None else family(contents.view, named))
-        if images is False:
-            if any(is_image(row.name) and row.a in named for row in chosen):
-                raise BadOption("images of processes are left out", hint="Say that they are meant: --images.")
-            chosen = [row for row in chosen if not is_image(row.name)]
-        elif images and named:
+        if images and named:
             also = [source._db.view.agent(f"{IMAGES}{row.name}") for row in chosen]
             chosen += [row for row in also if row is not None and row.a not in named]
         if new_name is not None and len(chosen) != 1:
@@ -117,12 +122,19 @@ def transfer(
         if images is not None:  # of a restore test nobody is to know
             _say_half_way(contents.view, chosen)
         same = set() if named else _same(contents.view, dest._db.view, source._db.uuid)
-        moving = _Moving(source, dest, contents, beside, new_name, progress or quietly)
-        moved = {
-            row.a: TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row)
-            for row in sorted(chosen, key=lambda row: -row.name.count("/"))  # so that no child is older than its parent
-        }
-    return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen])
+        moving = _Moving(source, dest, contents, beside, new_name, images is not False, progress or quietly)
+        moved: dict[int, TransferredAgent] = {}
+        for row in sorted(chosen, key=lambda row: -row.name.count("/")):  # so that no child is older than its parent
+            try:
+                moved[row.a] = TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row)
+            except HoldsImage:
+                if row.a in named:
+                    raise BadOption(
+                        f"{row.name} holds images of processes, which are left out",
+                        hint="Say that they are meant: --images. The other store has to be encrypted.",
+                    ) from None
+    left = [row.name for row in chosen if row.a not in moved]
+    return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen if row.a in moved], left)
 
 
 def _say_half_way(view: View, chosen: Iterable[Agent]) -> None:
@@ -182,6 +194,7 @@ class _Moving(NamedTuple):
     contents: Contents
     aside: bool
     name: str | None
+    images: bool
     progress: Progress
 
     def agent(self, agent: Agent) -> TransferredAgent:
@@ -218,7 +231,7 @@ class _Moving(NamedTuple):
             for one in moving:
                 if one.old is not None and self.dest._db.leases.alive(one.old.uuid, one.old.generation):
                     self.dest._lease(agent.name, one.old, wait_s=0.0).release()  # raises, unless it is free by now
-            sending = Sending(self.contents, into, thorough=thorough)
+            sending = Sending(self.contents, into, images=self.images, thorough=thorough)
             for frame in sending.frames(agent, refs, kept, plans, self.progress):
                 into.take(frame)
             return into.finish(aside=self.aside, name=self.name)[0]
@@ -242,9 +255,13 @@ def kept_by(view: View, agent: Agent, past: Past) -> list[Kept]:
 class Sending:
     """Agents of one moment as frames, without what the other side has."""
 
-    def __init__(self, contents: Contents, there: Arrival | None, *, thorough: bool = False) -> None:
-        """Without the other side, all of it. ``thorough`` also asks about what is below nodes that are there."""
+    def __init__(self, contents: Contents, there: Arrival | None, *, images: bool, thorough: bool = False) -> None:
+        """Without the other side, all of it. ``thorough`` also asks about what is below nodes that are there.
+
+        Without ``images``, whatever would send one raises ``HoldsImage`` before anything of its agent is sent.
+        """
         self._view, self._packs = contents
+        self._images = images
         self._there = there
         self._thorough = thorough
         self._sent: set[int] = set()
@@ -291,6 +308,8 @@ class Sending:
                     self._lines.setdefault(point.row.line, (point.manifest.effects, point.id))
                 if point.id in known or point.n in self._sent:
                     return way
+                if not self._images and holds_image(point.manifest):
+                    raise HoldsImage
                 way.append(point.n)
                 self._sent.add(point.n)
         return way

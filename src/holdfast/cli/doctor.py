@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.text import Text
 
-from holdfast import Store, WorkspaceInfo
+from holdfast import HalfThawed, Store, WorkspaceInfo
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given, Json, Session, half_way, is_url, shown
@@ -76,11 +76,18 @@ def _sqlite() -> str:
 
 def _freezing() -> dict[str, Any]:
     """Whether processes can be frozen here."""
-    from holdfast.process import probe
+    from holdfast.process import left_stopped, probe, unfinished
 
     found = probe()
+    left = {"unfinished": unfinished(), "stopped": [one._asdict() for one in left_stopped()]}
     about = {"program": found.program or None, "version": found.version or None, "keeps_tcp": found.tcp}
-    return {"usable": found.usable, **about, "problem": found.problem or None, "hint": found.hint or None}
+    return {
+        "usable": found.usable,
+        **about,
+        "problem": found.problem or None,
+        "hint": found.hint or None,
+        **left,
+    }
 
 
 def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
@@ -90,6 +97,7 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
             stats, some = store.stats(), store.agents(limit=1)
             found = {**stats, "agents": len(some) + some.more, "error": None}
             found["workspaces"] = [one.to_json() for one in store.workspaces()]
+            found["half_thawed"] = [one.to_json() for one in store.half_thawed()]
             found["when"], code = _when(store)
     except HoldfastError as error:
         if isinstance(error, NotAStore) and session.place is None and not os.environ.get("HOLDFAST_STORE"):
@@ -118,6 +126,16 @@ def _error(error: HoldfastError) -> dict[str, str]:
 
 def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Things to know about: a note, a warning or an error, and what to do."""
+    for program in data["freezing"]["unfinished"]:
+        said = "was killed while it put files back: the next `holdfast thaw`, of whatever, puts that right"
+        yield ("warning", f"A thaw of `{program}` {said}.")
+    for one in data["freezing"]["stopped"]:
+        pid = one["pid"]
+        said = f"stands still: it was to be moved to {one['dest']}, and whoever moved it was killed"
+        ways = (
+            f"If it does not run there, `kill -CONT {pid}` lets it go on here; if it does, `kill -9 {pid}` ends it here"
+        )
+        yield ("warning", f"Process {pid} (`{one['program']}`) {said}. {ways}.")
     store = data["store"]
     if store is None:
         yield ("note", "There is no store here. holdfast.open() in a program makes one.")
@@ -132,6 +150,8 @@ def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for one in store["workspaces"]:
         if one["target"]:
             yield ("warning", half_way(WorkspaceInfo(**one)))
+    for one in store["half_thawed"]:
+        yield ("warning", str(HalfThawed(**one)))
     for place in filter(None, (store["objects"], *store["cold"])):
         if not place["reachable"]:
             yield ("warning", f"Packs lie in {place['place']}, which cannot be reached: bring it back.")

@@ -129,12 +129,13 @@ def thaw(
     load
         Modules and files with the tools that undo what was done.
     """
-    attached = foreground or (not json and sys.stdin.isatty() and sys.stdout.isatty())
+    here = not json and sys.stdin.isatty() and sys.stdout.isatty()
+    attached = foreground or (None if here else False)
     with writing(session, load) as store:
         thawed = store.thaw(revision, isolated=isolated, trust=trust, attached=attached, moved=moved, accept=accept)
     if json:
         return session.json("thaw", **thawed.to_json())
-    if foreground or (attached and thawed.terminal):
+    if foreground or (here and thawed.terminal):
         return wait_for(thawed.pid)
     _tell_back(session, revision, thawed)
     return 0

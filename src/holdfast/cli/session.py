@@ -64,10 +64,10 @@ class Session:
         return self._told(holdfast.open(place, **options))
 
     def _told(self, store: Store) -> Store:
-        """Every verb says it when a directory is half-way between two checkpoints."""
-        for one in store.workspaces():
-            if one.half_way:
-                self.err.say(Text(f"holdfast: {clean(half_way(one))}", style="bold yellow"))
+        """Every verb says it when a directory is half-way between two checkpoints, or a thaw was cut short."""
+        found = [half_way(one) for one in store.workspaces() if one.half_way]
+        for said in (*found, *map(str, store.half_thawed())):
+            self.err.say(Text(f"holdfast: {clean(said)}", style="bold yellow"))
         return store
 
     def json(self, schema: str, **data: Any) -> int:

@@ -137,8 +137,8 @@ def pull(
 def backup(dest: Other = None, /, *, ends: Ends = _ENDS, json: Json = False, session: Given) -> int:
     """Bring all that another store lacks there, with this store's rules.
 
-    As push of all agents, so it may be done every night. Agents may be written meanwhile; what they write after the
-    beginning comes the next time.
+    As push of all agents but images of processes, so it may be done every night. Agents may be written meanwhile; what
+    they write after the beginning comes the next time.
     """
     other = _other(dest, "backup DEST")
     with _both(session, session.place, other, ends) as (source, store, progress):
@@ -149,8 +149,9 @@ def backup(dest: Other = None, /, *, ends: Ends = _ENDS, json: Json = False, ses
 def move(dest: str, /, *, ends: Ends = _ENDS, json: Json = False, session: Given) -> int:
     """Move everything to another store; this one is only read then.
 
-    It stays, and says where everything is. Nobody else may have the store open, or, on a server, write to it. Run it
-    again after an interruption: it resumes where it was.
+    If there are images of processes, the other one has to be encrypted. This one stays, and says where everything is.
+    Nobody else may have the store open, or, on a server, write to it. Run it again after an interruption: it resumes
+    where it was.
 
     Parameters
     ----------
@@ -247,7 +248,15 @@ def _tell(session: Session, report: TransferReport, schema: str, *, json: bool) 
     if json:
         return session.json(schema, **report.to_json())
     out = session.out
-    if not report.agents:
+    if report.left_out:
+        named = clean(", ".join(report.left_out))
+        out.say(
+            Text(
+                f"Left out, with images of processes in them (`push --images` takes them along): {named}",
+                style="yellow",
+            )
+        )
+    if not report.agents and not report.left_out:
         out.say(f"No agents in {clean(report.source)}.")
         return 0
     # Of many, those that something was done to: the others are fine.

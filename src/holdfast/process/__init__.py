@@ -13,20 +13,35 @@ from holdfast import lazy as _lazy
 if TYPE_CHECKING:
     from holdfast.process.claims import unmoved
     from holdfast.process.criu import probe
-    from holdfast.process.images import Frozen, name_of
-    from holdfast.process.migration import Migrated
-    from holdfast.process.thaw import Thawed, wait
+    from holdfast.process.images import Frozen, HalfThawed, name_of
+    from holdfast.process.migration import Migrated, left_stopped
+    from holdfast.process.thaw import Thawed, unfinished, wait
     from holdfast.process.workspace import inner_path
 
-__all__ = ["Frozen", "Migrated", "Thawed", "inner_path", "name_of", "probe", "unmoved", "wait"]
+__all__ = [
+    "Frozen",
+    "HalfThawed",
+    "Migrated",
+    "Thawed",
+    "inner_path",
+    "left_stopped",
+    "name_of",
+    "probe",
+    "unfinished",
+    "unmoved",
+    "wait",
+]
 
 _HOMES = {
     "Frozen": "holdfast.process.images",
+    "HalfThawed": "holdfast.process.images",
     "Migrated": "holdfast.process.migration",
     "Thawed": "holdfast.process.thaw",
     "inner_path": "holdfast.process.workspace",
+    "left_stopped": "holdfast.process.migration",
     "name_of": "holdfast.process.images",
     "probe": "holdfast.process.criu",
+    "unfinished": "holdfast.process.thaw",
     "unmoved": "holdfast.process.claims",
     "wait": "holdfast.process.thaw",
 }

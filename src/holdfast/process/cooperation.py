@@ -30,6 +30,7 @@ from holdfast.agent.agent import Agent
 from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, StoreBusy
 from holdfast.process.image import began
 from holdfast.store import processes
+from holdfast.store.database import is_url
 from holdfast.store.processes import boot
 
 DEADLINE_S = 10.0
@@ -147,6 +148,11 @@ def _let_go(deadline: float) -> Iterator[list[Agent]]:
     """Inside, no store is open, and no thread can use one. Yields the agents that were written here."""
     found = [one for one in list(stores._open.values()) if not one.closed]
     agents = [handle for one in found for handle in list(one._handles.values()) if not handle.closed]
+    for one in found:
+        if is_url(one.place):
+            raise NotFrozen(
+                f"its store {one.place} is on a server, and a connection to one cannot be let go for a while"
+            )
     with ExitStack() as stack:
         while True:
             try:

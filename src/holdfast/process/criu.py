@@ -2,8 +2,8 @@
 
 Owns how it is found, asked, called and understood. Knows nothing of stores, and keeps nothing: images are files in a
 folder that the caller owns. What always holds: every call has a time limit; a process that stands still for an image
-goes on when whoever asked for it dies; what CRIU says in its log becomes a sentence, and what it cannot save is
-named.
+goes on when whoever asked for it dies, unless the image is taken and it was to stay stopped; what CRIU says in its log
+becomes a sentence, and what it cannot save is named.
 """
 
 from __future__ import annotations

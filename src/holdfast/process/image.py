@@ -15,20 +15,21 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
 from holdfast.errors import BadOption, NotAnImage, NotFrozen, Unavailable
 from holdfast.process import criu
-from holdfast.store.processes import boot, machine
+from holdfast.store.processes import MARK, boot, machine
 from holdfast.store.witness import state_folder
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Description(msgspec.Struct, frozen=True):
     kept: bool  # files were to be left alone
     agents: list[list[str]] = []  # each: store, name, branch, head
     handshake: str = ""
+    ports: list[tuple[str, str, int]] = []  # that it listens at: tcp or udp, address, port
+    mapped: list[tuple[str, int]] = []  # its program and libraries, and how large they were: they are not part of it
 
     @property
     def program(self) -> str:
@@ -171,6 +174,7 @@ class Look:
     def _opened(self) -> None:
         self.files: dict[tuple[int, int], OpenFile] = {}
         self.special: set[str] = set()
+        self.servers: set[str] = set()
         self.terminal = False
         ends: dict[str, set[tuple[int, int, bool]]] = {}
         for pid in self.pids:
@@ -179,7 +183,9 @@ class Look:
                 if target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
                     self.terminal = True
                 elif target.startswith("pipe:"):
-                    ends.setdefault(target.replace(":", "", 1), set()).add((pid, fd, written))
+                    ends.setdefault(target, set()).add((pid, fd, written))  # as CRIU calls it: pipe:[N]
+                elif target.startswith(f"/memfd:{MARK}"):
+                    self.servers.add(target.removeprefix(f"/memfd:{MARK}").removesuffix(" (deleted)"))
                 elif target.startswith("anon_inode:") or target.startswith(_GPU):
                     self.special.add(target)
                 elif target.startswith("/"):
@@ -216,8 +222,9 @@ class Look:
                 yield f"it uses a GPU ({target}), whose memory cannot be saved"
 
     def stores(self) -> list[str]:
-        """The Holdfast stores that it has open."""
-        return sorted({str(home) for one in self.files.values() if (home := store_of(Path(one.path))) is not None})
+        """The Holdfast stores that it has open: in directories, by their files; on servers, as the process says."""
+        homes = {str(home) for one in self.files.values() if (home := store_of(Path(one.path))) is not None}
+        return sorted(homes | self.servers)
 
     def shared_files(self) -> list[str]:
         """Files that others have open for writing, too: what they would hold after a thaw, nobody could say."""
@@ -244,6 +251,49 @@ def writers(wanted: Mapping[tuple[int, int], str], but: set[int]) -> dict[str, i
 def began(pid: int) -> int:
     """When a process was started, in ticks since the machine was: with its number, that is which one it is."""
     return int(_text(pid, "stat").rpartition(")")[2].split()[19])
+
+
+def who() -> list[Any]:
+    """This process, so that another one can ask whether it lives."""
+    return [os.getpid(), began(os.getpid()), boot()]
+
+
+def lives(one: Any) -> bool:
+    """Whether a process that said who it is lives on this machine."""
+    with suppress(OSError, ValueError, TypeError, IndexError):
+        return bool(one[2] == boot() and began(one[0]) == one[1])
+    return False
+
+
+def ports(pids: Iterable[int]) -> list[tuple[str, str, int]]:
+    """Where processes of this network wait for others: tcp or udp, address, port."""
+    mine = {target for pid in pids for _, target, _, _ in _descriptors(pid) if target.startswith("socket:")}
+    found = set()
+    for kind, waits in (("tcp", "0A"), ("udp", "07")):
+        for family, table in ((socket.AF_INET, kind), (socket.AF_INET6, f"{kind}6")):
+            with suppress(OSError):
+                for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                    _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
+                    if state == waits and f"socket:[{inode}]" in mine:
+                        words, _, port = local.partition(":")
+                        raw = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
+                        found.add((kind, socket.inet_ntop(family, raw), int(port, 16)))
+    return sorted(found)
+
+
+def mapped(pids: Iterable[int]) -> list[tuple[str, int]]:
+    """The files that processes have in memory as they are on the disk, and how large those are."""
+    paths: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):
+            found = (line.split(None, 5) for line in _text(pid, "maps").splitlines())
+            paths.update(parts[5] for parts in found if len(parts) == 6 and parts[5].startswith("/"))
+    sizes = []
+    for path in sorted(paths):
+        with suppress(OSError):  # it is gone, or was never there: what CRIU makes of that, it says
+            if stat.S_ISREG((about := os.stat(path)).st_mode):
+                sizes.append((path, about.st_size))
+    return sizes
 
 
 def is_running(description: Description) -> bool:
@@ -416,7 +466,7 @@ def taken(
         for name in (IMAGES, FILES):
             (folder / name).mkdir()
         saved: list[SavedFile] = []
-        latest = look
+        latest, waits_at, runs = look, ports(look.pids), mapped(look.pids)
 
         def still() -> None:
             nonlocal latest
@@ -429,13 +479,15 @@ def taken(
             found.program, pid, folder / IMAGES, Path(work), options,
             standing=still, then=then, memory_bytes=look.memory_bytes,
         )  # fmt: skip
+        apart = {one.path for one in saved}
         agents, handshake = (standing.agents, str(standing.folder)) if standing is not None else ([], "")
         system = f"{platform.system()} {platform.release()} {platform.machine()}"
         description = Description(
             VERSION, pid, latest.pids, latest.began, latest.command, latest.directory, latest.uid, latest.gid,
             os.uname().nodename, machine(), boot(), system, found.version, time.time_ns() // 1000,
             latest.memory_bytes, latest.terminal, latest.session not in latest.pids, tcp, latest.pipes,
-            saved, files == "keep", agents, handshake,
+            saved, files == "keep", agents, handshake, waits_at,
+            [one for one in runs if one[0] not in apart],
         )  # fmt: skip
         (folder / DESCRIPTION).write_bytes(encoded(description))
         yield Taken(folder, description, dumped.pause_s, list(_notes(description)))

@@ -10,23 +10,37 @@ machine made it, or somebody said that it is trusted, and every byte was proven.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from holdfast.agent import history
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.layers import IMAGE, Looked
-from holdfast.agent.names import IMAGES, is_image
+from holdfast.agent.layers import IMAGE, THAW, Looked
+from holdfast.agent.names import IMAGES
 from holdfast.agent.policy import Policy
-from holdfast.agent.store import Store
-from holdfast.errors import BadOption, NotAnImage, NotFrozen, NotThawed, UnknownAgent, UntrustedImage
+from holdfast.agent.store import MAIN, Store
+from holdfast.errors import (
+    BadOption,
+    HoldfastError,
+    NotAnImage,
+    NotFrozen,
+    NotThawed,
+    UnknownAgent,
+    UntrustedImage,
+    command,
+)
 from holdfast.process import cooperation, criu, image, restore, thaw
 from holdfast.process.chunks import IMAGE_AVERAGE_BYTES, Incoming
 from holdfast.process.image import DESCRIPTION, Description, Look
@@ -44,6 +58,12 @@ from holdfast.process.trees import (
     encode_entry,
     encode_path,
 )
+from holdfast.store.rows import body_bytes, read_body
+
+if TYPE_CHECKING:
+    from holdfast.store.catalog import View
+    from holdfast.store.changes import Change
+    from holdfast.store.rows import Branch
 
 KEEP = 3
 """How many images of a process stay, unless somebody says otherwise."""
@@ -86,7 +106,7 @@ class Frozen:
 
 def name_of(agent: str) -> str:
     """The agent that has the images of another one, or of a program."""
-    return agent if is_image(agent) else f"{IMAGES}{agent}"
+    return agent if agent.startswith(IMAGES) else f"{IMAGES}{agent}"
 
 
 def freeze_process(
@@ -171,6 +191,11 @@ def save(store: Store, name: str, folder: Path, description: Description) -> tup
         made = Incoming(handle._db)
         try:
             known = _tree(handle, handle.head) if handle.head is not None else {}
+            if handle.head is not None and not known:  # retention of images would take it away
+                raise NotFrozen(
+                    f"{handle.name} has checkpoints that are no images, which stay as they are",
+                    hint="Choose another name for the images: --agent NAME.",
+                )
             have = chunks_of(known.values()).__contains__
             found = Scanner(folder, rules=False, average=IMAGE_AVERAGE_BYTES).scan({}, into=made, have=have)
             if found.marked or found.skipped:
@@ -233,6 +258,7 @@ class Stored:
             raise NotAnImage(
                 f"{revision} has no image of a process", hint=f"`holdfast log {name}` lists those that there are."
             )
+        self.id = self.checkpoint.id
         self.description = image.decoded(self._read(DESCRIPTION.encode(), DESCRIPTION_MAX_BYTES))
 
     @property
@@ -285,7 +311,7 @@ def thaw_process(
     *,
     isolated: bool = False,
     trust: bool = False,
-    attached: bool = False,
+    attached: bool | None = False,
     moved: bool = False,
     accept: tuple[str, ...] = (),
 ) -> Thawed:
@@ -293,11 +319,13 @@ def thaw_process(
 
     Agents that it was writing go back to where they were: what was done outside since is undone first, as by
     ``agent.rollback``, and ``accept`` names what may stay. With ``isolated`` nothing else is touched: it gets a copy of
-    all files, process numbers of its own and no network. ``attached``: see ``thaw.bring_back``. ``moved``: the original
-    is stopped, for this one to take its place.
+    all files, process numbers of its own and no network. ``attached``: see ``thaw.bring_back``; None: if it belongs to
+    a terminal. ``moved``: the original is stopped, for this one to take its place.
     """
     stored = Stored(store, revision)
     description = stored.description
+    if attached is None:
+        attached = description.terminal
     with stored.exported(trust=trust) as folder:
         if isolated and description.agents:
             raise NotThawed(
@@ -309,24 +337,125 @@ def thaw_process(
                 f"the process still runs, as {description.pid}",
                 hint="End it first, or look at a copy: `holdfast thaw REV --isolated`.",
             )
-        thaw.check(description, attached=attached)
-        undone = _go_back(store, description, accept) if not isolated else []
-        if description.handshake:
-            cooperation.thawing(Path(description.handshake), description.uid)
-        try:
-            thawed = thaw.bring_back(folder, description, isolated=isolated, attached=attached, moved=moved)
-        finally:
+        thaw.check(folder, description, attached=attached, isolated=isolated)
+        with _on_the_way(store, stored, isolated=isolated) as told:
+            if not isolated:
+                _go_back(store, description, accept, told)
+            if description.handshake:
+                cooperation.thawing(Path(description.handshake), description.uid)
+            try:
+                thawed = thaw.bring_back(folder, description, isolated=isolated, attached=attached, moved=moved)
+            except BaseException:
+                if description.handshake:  # nobody is there to hear it
+                    shutil.rmtree(description.handshake, ignore_errors=True)
+                raise
             if description.handshake:
                 cooperation.heard(Path(description.handshake), description.pid)
-        notes = [*undone, *thawed.notes]
+        notes = [*told, *thawed.notes]
         if not description.handshake:
             notes.append("It keeps no ledger: what it did outside after the image was taken may happen again.")
         return thawed._replace(notes=notes)
 
 
-def _go_back(store: Store, description: Description, accept: tuple[str, ...]) -> list[str]:
-    """Let agents be where they were in the image. Raises, with nothing changed, if something stands in the way."""
-    told = []
+class HalfThawed(Struct, frozen=True):
+    """A thaw that was cut short: effects may be undone, and the agent be back, but its process is not."""
+
+    agent: str
+    branch: str
+    image: str
+    """The image, as ``holdfast thaw`` takes it: that finishes it."""
+
+    def __str__(self) -> str:
+        where = self.agent if self.branch == MAIN else f"{self.agent}@{self.branch}"
+        return (
+            f"the thaw of {self.image} is half-way: {where} goes back to that moment, what it did since is undone, and"
+            f" its process and the files that it had open are not back. `{command('thaw', self.image)}` finishes that"
+            " (with --load and --accept as before). A program that is begun anew goes on from the agent's checkpoint."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        return asdict(self)
+
+
+def half_thawed(view: View, branch: Branch | None = None) -> list[HalfThawed]:
+    """The thaws that were cut short: of all branches, or of one. Where somebody has gone on since, that is over."""
+    facts = view.facts()
+    found = []
+    for one in view.branches() if branch is None else [branch]:
+        if (value := facts.get(f"{THAW}{one.uuid.hex()}")) is None or not one.a:
+            continue
+        said = read_body(value, "table store, the row of a thaw")
+        if image.lives(said.get("by")):
+            continue  # it is at it
+        head = view.point(one.head) if one.head else None
+        stands = {said.get("to"), said.get("from")}
+        # What had not been saved is saved before an agent goes back: that is nobody who goes on.
+        saved = head is not None and said.get("to") != said.get("from") == head.manifest.parent
+        if head is None or head.id in stands or saved:
+            found.append(HalfThawed(view.agent_at(one.a).name, one.name, str(said.get("image"))))
+    return sorted(found, key=lambda one: (one.agent, one.branch))
+
+
+@contextmanager
+def _on_the_way(store: Store, stored: Stored, *, isolated: bool) -> Iterator[list[str]]:
+    """Inside, the store says that this thaw is half-way. Yields a list for what has been done of it.
+
+    If it fails, the error says so, too; where nothing had changed by then, it is not half-way.
+    """
+    mine = [one for one in stored.description.agents if one[0] == store.place and one[3]] if not isolated else []
+    revision = f"{stored.name}@id:{stored.id[:12]}"
+
+    def branches() -> list[tuple[Branch, bytes]]:
+        found = []
+        for _, name, branch, head in mine:
+            row = store._db.view.agent(name)
+            there = store._db.view.branch(row.a, branch) if row is not None else None
+            if there is not None:
+                found.append((there, bytes.fromhex(head)))
+        return found
+
+    def note(change: Change, values: Mapping[str, bytes | None]) -> None:
+        for name, value in values.items():
+            change.set_fact(name, value)
+
+    before = branches()
+    known = {name: store._db.view.fact(name) for name in (f"{THAW}{branch.uuid.hex()}" for branch, _ in before)}
+    begun = {
+        f"{THAW}{branch.uuid.hex()}": body_bytes({"image": revision, "to": head, "from": branch.id, "by": image.who()})
+        for branch, head in before
+    }
+    if begun:
+        store._db.change(lambda change: note(change, begun))
+    told: list[str] = []
+    try:
+        yield told
+    except BaseException as error:
+        if [_standing(one) for one, _ in branches()] == [_standing(one) for one, _ in before]:
+            with suppress(HoldfastError):
+                store._db.change(lambda change: note(change, known))
+        elif isinstance(error, HoldfastError):
+            done = " ".join(told) or "Going back had begun."
+            error.message = f"{error.message}. The thaw is half-way. {done}"
+            mend = f"{error.hint} " if error.hint else ""
+            error.hint = (
+                f"{mend}Then `{command('thaw', revision)}` again finishes it, or the program is begun anew:"
+                " it goes on from the agent's checkpoint."
+            )
+        raise
+    if begun:
+        store._db.change(lambda change: note(change, dict.fromkeys(begun)))
+
+
+def _standing(branch: Branch) -> tuple[object, ...]:
+    return branch.uuid, branch.id, branch.end.position
+
+
+def _go_back(store: Store, description: Description, accept: tuple[str, ...], told: list[str]) -> None:
+    """Let agents be where they were in the image, and say in ``told`` what was done for that.
+
+    Raises, with nothing changed, if something stands in the way.
+    """
     moves: list[tuple[str, Callable[[], object]]] = []
     odd = set(accept)
     with ExitStack() as handles:
@@ -336,13 +465,13 @@ def _go_back(store: Store, description: Description, accept: tuple[str, ...]) ->
                 continue
             handle = handles.enter_context(closing(store.agent(name, branch=branch, create=False, when=None)))
             if head:
-                unknown, move = handle._plan_thaw(f"id:{head}", accept)
+                unknown, undone, move = handle._plan_thaw(f"id:{head}", accept)
                 odd &= set(unknown)
                 if move is not None:
-                    moves.append((f"{name} went back to {head[:12]}.", move))
+                    also = ", ".join(f"{number} of {tool}" for tool, number in sorted(Counter(undone).items()))
+                    moves.append((f"{name} went back to {head[:12]}{also and f'; undone: {also}'}.", move))
         if odd:
             raise BadOption(f"no effect to accept is called {min(odd)!r}", hint="See `holdfast effects list`.")
         for what, move in moves:
             move()
             told.append(what)
-    return told

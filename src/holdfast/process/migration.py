@@ -1,7 +1,8 @@
 """Moving a process elsewhere: freeze, push, thaw there; and a process that freezes itself.
 
 Owns the order of these steps. What always holds: at every moment one of the two processes can go on, and never both:
-the original is stopped before the image is taken, goes on if the copy does not live, and is ended when it does.
+the original is stopped before the image is taken, goes on if the copy does not live, and is ended when it does. Where
+whoever moves it is killed before that is known, it stays stopped, which is noted, and a person decides.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,8 +24,9 @@ from holdfast.agent.store import Store
 from holdfast.errors import BadOption, NotFrozen, NotThawed
 from holdfast.process import cooperation, criu, image
 from holdfast.process.image import began
-from holdfast.process.images import Frozen, freeze_process, name_of
+from holdfast.process.images import Frozen, freeze_process, name_of, writer_of
 from holdfast.store.processes import boot
+from holdfast.store.witness import state_folder
 
 THAW_S = 300.0
 """How long the other side gets."""
@@ -66,16 +68,69 @@ def migrate_process(
             f"{dest.place} is not encrypted, and an image holds everything that a process has in memory",
             hint="`holdfast init PLACE --encrypt` makes one that is.",
         )
-    frozen = freeze_process(store, target, agent=agent, tcp=tcp, then="stop")
-    stopped = time.monotonic() - frozen.seconds
-    try:
-        pushed = 0 if same else store.push(dest, [name_of(frozen.agent)], images=True).bytes
-        pid = _thawed_there(dest.place, frozen, through)
-    except BaseException:
-        image.go_on(frozen.pid)
-        raise
-    image.end(frozen.pid, frozen.began)
+    here = target if isinstance(target, int) else writer_of(store, target)
+    called = agent or (target if isinstance(target, str) else None)
+    with _noted(here, dest.place):
+        frozen = freeze_process(store, here, agent=called, tcp=tcp, then="stop")
+        stopped = time.monotonic() - frozen.seconds
+        try:
+            pushed = 0 if same else store.push(dest, [name_of(frozen.agent)], images=True).bytes
+            pid = _thawed_there(dest.place, frozen, through)
+        except BaseException:
+            image.go_on(frozen.pid)
+            raise
+        image.end(frozen.pid, frozen.began)
     return Migrated(frozen, pid, pushed, time.monotonic() - stopped)
+
+
+class LeftStopped(NamedTuple):
+    """A process that was stopped to be moved, and whoever moved it was killed."""
+
+    pid: int
+    program: str
+    dest: str
+
+
+def _notes() -> Path:
+    return state_folder() / "moves"
+
+
+@contextmanager
+def _noted(pid: int, dest: str) -> Iterator[None]:
+    """Inside, it is noted that a process is stopped for this. Whoever is killed leaves the note."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        about = {"by": image.who(), "process": [pid, began(pid), boot()], "program": command[:200], "dest": dest}
+    except OSError as error:
+        raise NotFrozen(f"there is no process {pid}: {error.strerror}", pid=pid, hint="See `ps`.") from error
+    _notes().mkdir(parents=True, exist_ok=True, mode=0o700)
+    note = _notes() / f"{os.getpid()}-{os.urandom(6).hex()}.json"
+    fresh = note.with_suffix(".new")
+    fresh.write_text(json.dumps(about))
+    fresh.rename(note)
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def left_stopped() -> list[LeftStopped]:
+    """Processes that stand still because a move of this user was killed. Nobody can know here whether they live there.
+
+    So it is a person who says that one goes on, or ends.
+    """
+    found = []
+    for note in sorted(_notes().glob("*.json")):
+        with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+            about = json.loads(note.read_text())
+            pid = about["process"][0]
+            if image.lives(about["by"]):
+                continue  # it is at it
+            if not image.lives(about["process"]):
+                note.unlink()
+            elif Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                found.append(LeftStopped(pid, about["program"], about["dest"]))
+    return found
 
 
 def _thawed_there(place: str, frozen: Frozen, through: Sequence[str]) -> int:

@@ -52,10 +52,11 @@ def fork_point(*, reseed: bool = True) -> ForkPoint:
     Inside, ``point.rollback(value)`` goes back to this line: everything in memory is as it was, and ``point.value`` is
     that value. Leaving the block gives the point up; the process, what it has open and its locks stay as they are.
 
-    Inside, ``checkpoint()`` and every tool but those that read raise ``ForkPointOpen``. Files, and what is outside, do
-    not go back. With ``reseed=False`` the numbers of ``random`` and ``numpy.random`` are the same ones again; otherwise
-    they are others. Raises ``ForkRefused`` with child processes, other threads, a running event loop, inside a durable
-    run, and where memory is short.
+    Inside, ``checkpoint()``, whatever else would change a store, and every tool but those that read raise
+    ``ForkPointOpen``. Files, and what is outside, do not go back. Going back keeps ``flock`` locks, and loses record
+    locks (``fcntl.lockf``), which belong to one process: take them again. With ``reseed=False`` the numbers of
+    ``random`` and ``numpy.random`` are the same ones again; otherwise they are others. Raises ``ForkRefused`` with
+    child processes, other threads, a running event loop, inside a durable run, and where memory is short.
     """
     return ForkPoint(reseed=reseed)
 

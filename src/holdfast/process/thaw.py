@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -30,13 +31,13 @@ from holdfast.process.image import (
     IMAGES,
     Description,
     SavedFile,
-    began,
     beside,
     is_running,
+    lives,
+    who,
     writers,
 )
 from holdfast.store.files import fsync_directory
-from holdfast.store.processes import boot
 from holdfast.store.witness import state_folder
 
 PID_WAIT_S = 8.0
@@ -74,7 +75,7 @@ def bring_back(
     original is stopped somewhere, and this is its place from now on.
     """
     begun = time.monotonic()
-    found = check(description, attached=attached)
+    found = criu.needed(NotThawed)
     options = criu.Options(description.terminal or description.job, description.tcp)
     work = Path(tempfile.mkdtemp(dir=folder, prefix="work-"))
     call = {"memory_bytes": description.memory_bytes, "own_session": not attached}
@@ -106,9 +107,12 @@ def wait(pid: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def check(description: Description, *, attached: bool) -> criu.Found:
-    """Raise where it is known beforehand that this process cannot be brought back here."""
-    found = criu.needed(NotThawed)
+def check(folder: Path, description: Description, *, attached: bool, isolated: bool = False) -> None:
+    """Raise where it is known beforehand that this process cannot be brought back here. Nothing has changed then.
+
+    What another thaw has left that was killed is put right.
+    """
+    criu.needed(NotThawed)
     system = f" {os.uname().machine}"
     if not description.system.endswith(system):
         raise NotThawed(f"the process was saved on another kind of machine ({description.system})")
@@ -116,7 +120,53 @@ def check(description: Description, *, attached: bool) -> criu.Found:
         raise NotThawed(f"the process is of user {description.uid}", hint="Thaw it as root, or as that user.")
     if description.terminal and not (attached and sys.stdin.isatty()):
         raise NotThawed("the process belongs to a terminal, and there is none here", hint="Thaw it in a terminal.")
-    return found
+    for path, size in description.mapped:
+        with suppress(OSError):
+            if os.stat(path).st_size == size:
+                continue
+        raise NotThawed(f"{path}, which the process runs, is missing or another one by now", hint="Put it back first.")
+    if isolated:
+        return
+    for kind, address, port in description.ports:
+        _check_port(kind, address, port)
+    finish_others()
+    _check_unsaved(description)
+    putting, going = _changes(folder, description)
+    for one in putting:
+        _check_parent(Path(one.path))
+    _check_written([*(one.path for one in putting), *going])
+    _check_room(putting)
+
+
+def _check_port(kind: str, address: str, port: int) -> None:
+    """As CRIU does it: so one that several may share is free for one more."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            tried.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise NotThawed(
+                    f"its port is taken by another process: {kind} {address} {port}", hint="End that process first."
+                ) from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise NotThawed(f"it waits at {address} port {port}, and this machine has no such address") from None
+
+
+def _check_room(putting: Iterable[SavedFile]) -> None:
+    """The files that are put back lie beside those that are there for a while."""
+    wanted: dict[int, tuple[Path, int]] = {}
+    for one in putting:
+        place = next(above for above in Path(one.path).parents if above.is_dir())
+        there, so_far = wanted.get(place.stat().st_dev, (place, 0))
+        wanted[place.stat().st_dev] = there, so_far + one.size
+    for place, size in wanted.values():
+        if shutil.disk_usage(place).free < size:
+            raise NotThawed(f"{place} has no room for {size >> 20} MiB of files", hint="Make some.")
 
 
 def _numbers_free(folder: Path, description: Description, wait_s: float) -> bool:
@@ -184,22 +234,11 @@ def _files_put(folder: Path, description: Description) -> Iterator[list[tuple[st
     finish_others()
     _check_unsaved(description)
     mark = f"{_ASIDE}{os.urandom(6).hex()}"
-    saved = _paths(description)
-    putting = [
-        one for one in description.files
-        if one.content and not _same(folder / FILES / one.content, Path(one.path), one)
-    ]  # fmt: skip
+    putting, going = _changes(folder, description)
     # What belongs to a database gets a name by which SQLite finds it beside the one that is displaced.
     names = {
         name: f"{one.path}{mark}{name.removeprefix(one.path)}" for one in description.files for name in beside(one)
     }
-    going = {name for name in names if name not in saved and os.path.lexists(name)}
-    changed = {*going, *(one.path for one in putting)}
-    putting += [  # a log without its database says nothing
-        one for one in description.files
-        if one.content and one.path not in changed
-        and any(name in changed for name in beside(one) if not name.endswith("-shm"))
-    ]  # fmt: skip
     moving = [
         (path, names.get(path, f"{path}{mark}"), os.path.lexists(path))
         for path in [*(one.path for one in putting), *going]
@@ -208,6 +247,7 @@ def _files_put(folder: Path, description: Description) -> Iterator[list[tuple[st
     note = _noted(description, moving) if moving else None
     try:
         for one, (_, aside, _) in zip(putting, moving, strict=False):
+            Path(one.path).parent.mkdir(parents=True, exist_ok=True)
             _check_parent(Path(one.path))
             _stage(folder / FILES / one.content, Path(f"{aside}-new"), one)
         for path, aside, there in moving:
@@ -221,6 +261,23 @@ def _files_put(folder: Path, description: Description) -> Iterator[list[tuple[st
         _forget(note)
         raise
     _forget(note)  # before the process writes much: from now on nobody puts the old files back
+
+
+def _changes(folder: Path, description: Description) -> tuple[list[SavedFile], set[str]]:
+    """The files that are put back, and those that must not stay beside them."""
+    saved = _paths(description)
+    putting = [
+        one for one in description.files
+        if one.content and not _same(folder / FILES / one.content, Path(one.path), one)
+    ]  # fmt: skip
+    going = {name for one in description.files for name in beside(one) if name not in saved and os.path.lexists(name)}
+    changed = {*going, *(one.path for one in putting)}
+    putting += [  # a log without its database says nothing
+        one for one in description.files
+        if one.content and one.path not in changed
+        and any(name in changed for name in beside(one) if not name.endswith("-shm"))
+    ]  # fmt: skip
+    return putting, going
 
 
 Moving = tuple[str, str, bool]
@@ -244,7 +301,7 @@ def _noted(description: Description, moving: list[Moving]) -> Path:
     notes.mkdir(parents=True, exist_ok=True, mode=0o700)
     note = notes / f"{os.getpid()}-{os.urandom(6).hex()}.json"
     about = {
-        "by": [os.getpid(), began(os.getpid()), boot()],
+        "by": who(),
         "image": msgspec.to_builtins(description),
         "files": moving,
     }
@@ -265,16 +322,26 @@ def _forget(note: Path | None) -> None:
 
 def finish_others() -> None:
     """Put right what a thaw has left that was killed: forward if its process lives, otherwise back."""
+    for note, description, files in _left():
+        with suppress(OSError):
+            _settle(files, back=not is_running(description))
+            _forget(note)
+
+
+def unfinished() -> list[str]:
+    """The programs whose files a thaw of this user has left half-way that was killed. The next thaw puts them right."""
+    return [description.program for _, description, _ in _left()]
+
+
+def _left() -> Iterator[tuple[Path, Description, list[Moving]]]:
+    """What thaws have noted that were killed."""
     for note in sorted((state_folder() / "thaws").glob("*.json")):
         with suppress(OSError, ValueError, KeyError, msgspec.MsgspecError):
             about = json.loads(note.read_text())
-            pid, since, run = about["by"]
-            with suppress(OSError):
-                if run == boot() and began(pid) == since:
-                    continue  # it is at it
-            lives = is_running(msgspec.convert(about["image"], Description))
-            _settle([(str(path), str(aside), bool(there)) for path, aside, there in about["files"]], back=not lives)
-            _forget(note)
+            if lives(about["by"]):
+                continue  # it is at it
+            files = [(str(path), str(aside), bool(there)) for path, aside, there in about["files"]]
+            yield note, msgspec.convert(about["image"], Description), files
 
 
 def _check_unsaved(description: Description) -> None:
@@ -306,7 +373,6 @@ def _check_written(paths: Iterable[str]) -> None:
 def _check_parent(path: Path) -> None:
     """A folder that has become a link would lead elsewhere."""
     parent = path.parent
-    parent.mkdir(parents=True, exist_ok=True)
     if parent.resolve() != parent:
         raise NotThawed(f"{parent} leads to {parent.resolve()} now", hint="Put the folder back where it was.")
 

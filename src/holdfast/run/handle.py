@@ -638,7 +638,9 @@ class Agent(Environment, SafePoints, below.Agent):
         if (host := self._made_host()) is not None:
             host.retaken(thawed=thawed)
 
-    def _plan_thaw(self, revision: str, accept: Collection[str]) -> tuple[Collection[str], Callable[[], object] | None]:
+    def _plan_thaw(
+        self, revision: str, accept: Collection[str]
+    ) -> tuple[Collection[str], Collection[str], Callable[[], object] | None]:
         # The process goes on as if it had done none of this. What stands has to answer it, or to stop it.
         plan = RollbackPlan(self._host, self._host.target(revision).id, tuple(accept), shown=False, leaving=True)
         plan.check_blocked()
@@ -648,7 +650,8 @@ class Agent(Environment, SafePoints, below.Agent):
                     f"{one} would be left standing, and the process would not know of it: it could do it again",
                     hint="Go back to the checkpoint with `holdfast rollback`, and start the program anew.",
                 )
-        return plan.unknown(), plan.apply if plan.needed else None
+        undone = [one.effect.tool for one in plan.undo]
+        return plan.unknown(), undone, plan.apply if plan.needed else None
 
     def _check_change(self) -> None:
         self._check_open()

@@ -6,6 +6,7 @@ What always holds: every store that a program gets is one of these, so that no a
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from uuid import uuid4
 
 import holdfast.agent.store as below
 from holdfast.agent.fleet import Page
-from holdfast.agent.layers import WORKSPACE
+from holdfast.agent.layers import THAW, WORKSPACE
 from holdfast.agent.opened import adopt, settle
 from holdfast.agent.when import DEFAULT, When
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
@@ -49,13 +50,15 @@ from holdfast.store.rows import Branch, End, Point
 
 if TYPE_CHECKING:
     from holdfast.process.claims import WorkspaceInfo
-    from holdfast.process.images import Frozen
+    from holdfast.process.images import Frozen, HalfThawed
     from holdfast.process.migration import Migrated
     from holdfast.process.thaw import Thawed
     from holdfast.run.batch import Batch, OnError
     from holdfast.run.handover import Submitted
     from holdfast.run.schedule import ScheduleInfo
     from holdfast.run.worker import Worked, Worker
+
+log = logging.getLogger("holdfast.process")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -105,6 +108,8 @@ class Store(below.Store):
                 new = not handle._chosen
                 try:
                     handle._attach(workspace)
+                    for one in self.half_thawed(handle._branch) if new and not self._inert else ():
+                        log.warning("%s", one)
                 except BaseException:
                     if new:  # nobody else has it
                         handle.close()
@@ -126,6 +131,18 @@ class Store(below.Store):
         from holdfast.process import claims
 
         return claims.infos(self._db.view)
+
+    def half_thawed(self, branch: Branch | None = None) -> list[HalfThawed]:
+        """The thaws that were cut short, after effects were undone, or agents went back: of all branches, or of one."""
+        self._check_open()
+        view = self._db.view
+        if branch is not None and view.fact(f"{THAW}{branch.uuid.hex()}") is None:
+            return []
+        if branch is None and not any(name.startswith(THAW) for name in view.facts()):
+            return []
+        from holdfast.process import images
+
+        return images.half_thawed(view, branch)
 
     def _open_alone(self, name: str, *, branch: str = below.MAIN, create: bool = True) -> Agent:
         """A handle that nobody else in this process gets; ``AgentBusy`` where somebody has one."""
@@ -508,7 +525,7 @@ class Store(below.Store):
         *,
         isolated: bool = False,
         trust: bool = False,
-        attached: bool = False,
+        attached: bool | None = False,
         moved: bool = False,
         accept: Sequence[str] = (),
     ) -> Thawed:
@@ -517,9 +534,9 @@ class Store(below.Store):
         The agents that it was writing go back to where they were; what was done outside since is undone first, or
         ``RollbackBlocked`` is raised (``accept``: what may stay). ``isolated`` touches nothing else: the process gets
         copies of all files, and no network. To thaw is to run what was stored: images that this user did not make on
-        this machine need ``trust``. ``attached`` connects its terminal or pipes with those of this process; ``moved``:
-        the original is stopped elsewhere, and this one takes its place. Needs root and CRIU; raises ``NotThawed``, and
-        files are as they were.
+        this machine need ``trust``. ``attached`` connects its terminal or pipes with those of this process (None: if it
+        belongs to a terminal); ``moved``: the original is stopped elsewhere, and this one takes its place. Needs root
+        and CRIU; raises ``NotThawed``, and files are as they were.
         """
         from holdfast.process.images import thaw_process
 

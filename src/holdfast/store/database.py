@@ -55,6 +55,8 @@ from holdfast.store.writer import Job, Writers
 
 T = TypeVar("T")
 
+_CHANGED = "a store was to be changed"
+
 OBJECTS = "objects"
 COLD = "cold"
 """The facts that say where packs lie, if not in the store's directory, and where old ones were moved to."""
@@ -212,13 +214,20 @@ class Database:
         self.check_usable()
         return self.engine.stamp()
 
-    def change(self, work: Work[T], b: int = 0) -> T:
-        """Make a change; durable when it returns. ``b``: of that branch, so in order with its others."""
+    def change(self, work: Work[T], b: int = 0, *, inside: bool = False) -> T:
+        """Make a change; durable when it returns. ``b``: of that branch, so in order with its others.
+
+        ``inside``: also where the memory that makes it may not be the one that goes on, because it does not matter.
+        """
+        if copies.INSIDE and not inside:
+            copies.check_outside(_CHANGED)
         return self.writers.do(work, b)
 
     def hand(self, job: Job[T], b: int = 0) -> Job[T]:
         """Hand a change over, to be made after those that were handed over before."""
         if not job.handed:
+            if copies.INSIDE:
+                copies.check_outside(_CHANGED)
             check_poison(self.engine)
         return self.writers.hand(job, b)
 
@@ -228,6 +237,8 @@ class Database:
         What comes out of it other than that says nothing about whether it was made: ask the store.
         """
         self.check_usable()
+        if copies.INSIDE:
+            copies.check_outside(_CHANGED)
         if self.engine.busy:  # before anything is prepared in vain
             return None
         collected = Collected(self._numbers, self.engine.handles())
@@ -244,6 +255,8 @@ class Database:
     def share(self, *, later: bool) -> Shared:
         """Begin a transaction in which user code writes first."""
         _ = self.writers  # raises where nothing may be written
+        if copies.INSIDE:
+            copies.check_outside(_CHANGED)
         return self.engine.share(later=later)
 
     def commit(self, shared: Shared, work: Work[T]) -> T:

@@ -39,6 +39,7 @@ from holdfast.errors import (
 from holdfast.store.cipher import HINT, digest
 from holdfast.store.connection import GONE_MS, KEEPALIVES, Address, Link, Said, Seat, Statement, free_seat
 from holdfast.store.engine import Args, Reader, Refused, Row, Tx, Unsure
+from holdfast.store.processes import MARK, MARK_MAX_BYTES
 from holdfast.store.sharing import PASSING, SharedTransaction, tidied
 from holdfast.store.tables import FORMAT_VERSION, OWNER, TABLES, Dialect, check_version, columns_of, ddl
 
@@ -191,8 +192,13 @@ class Postgres:
         self._local = _setting({"synchronous_commit": "on"} | owner, local=True)
         self.owner = [_setting(owner, local=True)] if owner else []
         self._unmoved: list[Statement] = []
+        self._unmark: Callable[[], object] = bool
         try:
             self._find(fill)
+            # Whoever looks at this process from outside, to freeze it, sees no file of such a store: but this.
+            with suppress(AttributeError, OSError):
+                mark = os.memfd_create(f"{MARK}{self.place}"[:MARK_MAX_BYTES])
+                self._unmark = weakref.finalize(self, os.close, mark)
         except BaseException:
             self.close()
             raise
@@ -617,6 +623,7 @@ class Postgres:
     def abandon(self, rested: bool) -> None:  # noqa: ARG002
         """After a fork, in the child: the sessions are the parent's, and so may be what holds the locks."""
         self._closed = True
+        self._unmark()
         self._reading, self._writing, self._spare, self._tidy = [Seat()], [Seat()], [], []
         for one in self._links:
             if (link := one()) is not None:
@@ -624,6 +631,7 @@ class Postgres:
 
     def close(self) -> None:
         self._closed = True
+        self._unmark()
         for seat in self._reading + self._writing:
             if seat.lock.acquire(timeout=CLOSE_S):
                 seat.empty()

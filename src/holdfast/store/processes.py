@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 
+MARK, MARK_MAX_BYTES = "holdfast-store:", 200
+"""What a file in memory is called that says that this process has a store open which is on a server; then its place."""
+
 # -- who this is, and who has ended -----------------------------------------------------------------------------------
 
 

@@ -147,6 +147,8 @@ def _places(store: Store, stats: dict[str, Any]) -> Iterator[Fact]:
         if one.half_way:
             hint = f"Files of {one.agent} are still to be put back."
             yield Fact("Workspace", one.path, "warning", hint, command("rollback", one.agent))
+    for half in store.half_thawed():
+        yield Fact("Thaw", half.image, "warning", f"It is half-way: {half.agent}.", command("thaw", half.image))
     if stats["moved"]:
         yield Fact("Moved", stats["moved"], "note", "This store can only be read.")
 
