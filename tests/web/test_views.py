@@ -746,7 +746,7 @@ def test_questions_are_answered_by_a_process_of_their_own(looked):
 
 def test_the_page_says_of_a_bisection_all_that_the_command_says(tmp_path):
     """What qualifies an answer stands on the page in the command's words, and nothing there is surer than it."""
-    with holdfast.open(tmp_path / "store") as store:
+    with holdfast.open(tmp_path / "store", durability="batched") as store:
 
         def history(name, budgets, after=lambda agent: None):
             with store.agent(name, when=None) as agent:
@@ -768,11 +768,13 @@ def test_the_page_says_of_a_bisection_all_that_the_command_says(tmp_path):
         history("typo", [1, 2, 3])
         history("corrupt", [1] * 5 + [-1] * 3, spoil)
         history("again", [1, 1, -1, -1, 2, 3])
+        history("long", [1, -1, *[1] * 1_000])
         for name, when, said in (
             ("forgotten", "budget < 0", ("one of 12 checkpoints that were forgotten", "Perhaps the first bad")),
             ("text", "budget < 0", ("4 could not be checked", "None was found to be bad")),
             ("typo", "bugdet < 0", ("state.bugdet is in no checkpoint that was looked at",)),
             ("corrupt", "budget < 0", ("one of 2 checkpoints before it that cannot be checked",)),
+            ("long", "budget < 0", ("only the ends were checked; --all looks at", "None was found to be bad")),
             ("again", "budget < 0", ("#4 c3, then good again", "state.budget  (a state with only this never existed)")),
         ):
             found = store.agent(name, readonly=True).bisect(when=when, fresh=True)
@@ -786,6 +788,8 @@ def test_the_page_says_of_a_bisection_all_that_the_command_says(tmp_path):
             texts = [one["text"] for one in facts if one["name"] not in {"first bad", "last good"}]
             assert all(text in page and text in str(found) for text in texts), (name, texts)
             assert all(text in page for text in said), name
+        told = QUESTIONS["bisect"](store, {"agent": "long", "when": "budget < 0", "every": "1"}, lambda *_: None)
+        assert (told["first_bad"]["label"], told["exact"]) == ("c1", True)
 
 
 def test_every_question_has_an_answer(looked):

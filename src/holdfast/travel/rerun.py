@@ -514,7 +514,7 @@ class Replaying(Run):
         found, files = [], self.handle.workspace
         if files is not None and self._wrote:
             names = ", ".join(self._wrote)
-            found.append(f"files that {names} wrote since the checkpoint before are not there: no replay calls a tool")
+            found.append(f"files that {names} may have written since the checkpoint before are not in a replay")
         if files is not None and self.handle.apart and any(str(files) in text for text in texts):
             found.append(f"{files} is the replay's own: the files cannot be where they were")
         return found

@@ -46,8 +46,8 @@ def blame(store: Store, question: Told, tell: Progress) -> Told:  # noqa: ARG001
 
 def bisect(store: Store, question: Told, tell: Progress) -> Told:
     agent = _reader(store, question)
-    good = question.get("good") or None
-    return agent.bisect(when=question["when"], good=good, bad=_at(question), progress=tell).to_json()
+    good, every = question.get("good") or None, bool(question.get("every")) or None
+    return agent.bisect(when=question["when"], good=good, bad=_at(question), all=every, progress=tell).to_json()
 
 
 def check(store: Store, question: Told, tell: Progress) -> Told:  # noqa: ARG001 - it has none to tell

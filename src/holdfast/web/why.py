@@ -24,7 +24,7 @@ from holdfast.web.timeline import numbers, reader
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "blame": ("path", "at"),
-    "bisect": ("when", "good", "at"),
+    "bisect": ("when", "good", "at", "every"),
     "check": ("rules", "at"),
     "drift": ("baseline", "at", "paths", "may"),
     "explain": ("check", "rules"),
