@@ -113,11 +113,12 @@ def test_what_qualifies_a_checked_fact_is_said_with_it(store):
     assert told["violated"] == "budget >= 0 is violated since #5 c4, before #2 c1 to #2 c1 was bad, too"
     agent.state["budget"] = 1
     agent.checkpoint("mended")
-    report = store.explain("trip-7", invariants=["not (bugdet < 0)", "budget + 'x' > 0"])
+    report = store.explain("trip-7", invariants=["not (bugdet < 0)", "budget + 'x' > 0", "budget <"])
     assert not report
     unchecked = [text for name, text in report.facts if name == "unchecked"]
-    assert unchecked[0].endswith("is violated nowhere, nowhere state.bugdet is in no checkpoint that was looked at")
-    assert len(unchecked) == 2  # a rule that cannot be asked is not one that does not hold
+    assert unchecked[0].endswith("is bad, of 7 checkpoints.; state.bugdet is in no checkpoint that was looked at")
+    assert "none of 7 checkpoints of trip-7 could be checked" in unchecked[1]  # which is not that it does not hold
+    assert unchecked[2].startswith("budget <: it cannot be read")
 
 
 def test_a_checkpoint_that_was_marked_is_evidence(store):

@@ -641,6 +641,21 @@ def test_dumps_that_are_no_crash_belong_to_the_agents_that_they_name(looked, mad
     assert "ZeroDivisionError" in rendered("timeline.html", ask(timeline.timeline, looked, agent="trip-7"))
 
 
+def test_what_failed_can_be_asked_for_where_something_has(tmp_path):
+    @holdfast.durable
+    def fails(agent):
+        raise ValueError("no")
+
+    with holdfast.open(tmp_path / "store") as store, store.agent("a", when=None) as agent:
+        agent.checkpoint()
+        assert 'data-status="failed"' not in rendered("agents.html", ask(agents.agents, store))
+        with suppress(ValueError):
+            agent.run(fails)
+        view = ask(agents.agents, store)
+        assert view["failed"]
+        assert 'data-status="failed">Failed' in rendered("agents.html", view)
+
+
 def test_a_dump_that_a_crash_has_noted_is_told_once(tmp_path):
     with holdfast.open(tmp_path / "store") as store, store.agent("a", when=None) as agent:
         agent.checkpoint("began")

@@ -115,7 +115,10 @@ class Called(Check):
         self.identity = _identity(function, self.name)
 
     def judge(self, state: Document, checkpoint: Checkpoint | None) -> tuple[Verdict, str]:  # noqa: ARG002
-        answer = self._function(state)
+        try:
+            answer = self._function(state)
+        except SystemExit as error:  # how it would have ended a program says nothing of the state
+            return "skip", reason_of(error)
         if answer is None:
             return "skip", "it returned None, which is neither good nor bad"
         return ("good" if answer else "bad"), ""
@@ -625,7 +628,7 @@ class Search:
             step = Step(checkpoint, "skip", f"it cannot be read: {error.message}"[:_WHY])
         except Abort as wish:
             raise BisectFailed(f"the check ended the search: {wish}", hint="What was found so far is kept.") from None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
+        except Exception as error:  # noqa: BLE001 - whatever a check raises, it is no verdict
             step = Step(checkpoint, "skip", reason_of(error))
         self._verdicts.add(self._check, step)
         return step
@@ -718,7 +721,7 @@ class Search:
         except Abort:
             found.tries = TRIES_MAX
             return False
-        except (Exception, SystemExit):  # noqa: BLE001 - changes that make no sense alone, or a check that cannot tell
+        except Exception:  # noqa: BLE001 - changes that make no sense without each other, or a check that cannot tell
             return False
 
 

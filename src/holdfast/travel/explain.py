@@ -59,7 +59,7 @@ LEAST = 0.02
 """Claims that are less sure are not made."""
 SHARED = 0.3
 """A claim is about the place of its strongest evidence in the state that has this share of the strongest at all."""
-_ANSWERS = ("", "first bad", "last good")  # of a bisection: all others qualify these
+_ANSWERS = ("first bad", "last good")  # of a bisection: all others qualify these
 DRIFT_NEAR = 2
 """Checkpoints by which the beginning of a drift may be missed."""
 
@@ -292,21 +292,21 @@ def _checked(
         if marked.id in places:
             path = _telling(past.moves[places[marked.id].at], failure)
             places[marked.id].add("checked", 1.0, path, f"it is suspect: {why}")
-    rules = [(bisect.Rule(text), "violated") for text in invariants]
-    for asked, name in ([(check, "bisect")] if check is not None else []) + rules if past.checkpoints else ():
+    for asked, name in ((check, "bisect"), *((text, "violated") for text in invariants)) if past.checkpoints else ():
+        if asked is None:
+            continue
         try:
-            answer = agent.bisect(asked, bad=past.checkpoints[-1], minimise=False)
+            rule = bisect.Rule(asked) if name == "violated" else asked
+            answer = agent.bisect(rule, bad=past.checkpoints[-1], minimise=False)
         except HoldfastError as error:
-            facts.append(("unchecked", f"{asked if isinstance(asked, str) else name}: {error.message}"))
+            facts.append(("unchecked", f"{asked if isinstance(asked, str) else 'the check'}: {error.message}"))
             continue
-        first = answer.checkpoint
-        told = map(bisect.said, answer.answer())
-        doubts = "".join(f", {one['name']} {one['text']}" for one in told if one["name"] not in _ANSWERS)
+        first, told = answer.checkpoint, [bisect.said(one) for one in answer.answer()]
         if first is None:
-            if doubts or answer.skipped:
-                some = f", {len(answer.skipped)} could not be checked" if answer.skipped else ""
-                facts.append(("unchecked", f"{answer.check} is violated nowhere{doubts}{some}"))
+            if not answer.exact or answer.nowhere:
+                facts.append(("unchecked", f"{answer.check}: {'; '.join(one['text'] for one in told)}"))
             continue
+        doubts = "".join(f", {one['name']} {one['text']}" for one in told if one["name"] not in _ANSWERS)
         since = "violated since" if answer.earlier else "first violated at"
         where = f"#{first.depth} {first.label or first.short_id}"
         facts.append((name, f"{answer.check} is {since} {where}{doubts}"))

@@ -388,5 +388,7 @@ def check_history(line: Iterable[Checkpoint], invariants: Sequence[Invariant]) -
 def _broken(one: Invariant, state: Document, look: Look, before: Look | None) -> str:
     try:
         return one.broken(state, look, before)
-    except SystemExit as error:  # of a function; in the process of a live agent somebody may want that to end
+    except SystemExit as error:  # of a live agent's function somebody may want it: that is not caught
+        if one.paths:
+            raise
         return reason_of(error)

@@ -253,7 +253,7 @@ def turn_of(agent: Agent, good: Checkpoint, bad: Checkpoint, check: Check, progr
         document.update(decode(bytes.fromhex(found.states[at][1]), store._registry, inert=store._inert))
         try:
             return check.judge(document, None)[0]
-        except (Exception, SystemExit):  # noqa: BLE001 - whatever a check raises, it is no verdict
+        except Exception:  # noqa: BLE001 - whatever a check raises, it is no verdict
             return "skip"
 
     last = len(found.states) - 1

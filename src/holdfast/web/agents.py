@@ -87,6 +87,7 @@ def agents(store: Store, asked: Asked) -> dict[str, Any]:
             "in doubt": sum(doubts.values()),
             "open": len(writers),
         },
+        "failed": bool(store.runs(status="failed", limit=1)),
         "dumps": _dumps(store),
         "live": "*",
     }
