@@ -431,6 +431,7 @@ def _rewrite(db: Database, p: int) -> None:
     made = db.packs.write(zip(names, db.packs.read(db.view, names), strict=True))
 
     def move(change: Change) -> None:
+        change.tx.naming()  # before any row is locked: others wait for these with that right
         there = {name for name, *_ in change.rows("chunk", "WHERE p = ?", (p,))}
         if not there:
             raise Refused("nothing of the pack is needed any more")

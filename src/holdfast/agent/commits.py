@@ -400,11 +400,17 @@ class Commits:
             else:
                 self._drop(error, unknown=True)
             return
-        there = row.id == last.id if last.captured is not None else row.chain == last.tip.chain
-        if there:
-            self._written(pending, row)
-        else:
-            self._drop(StoreBusy("the change was interrupted before it was written; nothing was written"))
+        # Others may have been written in the same transaction: the branch stands where the last of them has left it.
+        waiting = self._now.pending
+        ends = [at for at, one in enumerate(waiting) if (one.tip.id, one.tip.chain) == (row.id, row.chain)]
+        if ends:
+            for one in waiting[: ends[-1]]:
+                point = self._db.view.find(one.id) if one.captured is not None else None
+                self._written(one, one.tip._replace(head=point.n if point is not None else one.tip.head))
+            self._written(waiting[ends[-1]], row)
+            return
+        cut = StoreBusy("the change was interrupted before it was written; nothing was written")
+        self._drop(cut, unknown=(row.head, row.line) != (firm.head, firm.line))
 
     def _stands(self, pending: Pending) -> bool:
         """Whether the branch is still what its writer believes, so that a refusal had another reason."""

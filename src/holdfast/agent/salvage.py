@@ -481,6 +481,7 @@ class Rescue:
             made = self.db.packs.write(self._readable(old, digests))
 
             def put(change: Change, p: int = p, made: NewPack = made) -> None:
+                change.tx.naming()
                 change.delete("chunk", "p", [p])
                 change.delete("pack", "p", [p])
                 if made.chunks:

@@ -9,6 +9,7 @@ machine made it, or somebody said that it is trusted, and every byte was proven.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
     from holdfast.store.catalog import View
     from holdfast.store.changes import Change
     from holdfast.store.rows import Branch
+
+log = logging.getLogger("holdfast.process")
 
 KEEP = 3
 """How many images of a process stay, unless somebody says otherwise."""
@@ -443,8 +446,11 @@ def _on_the_way(store: Store, stored: Stored, *, isolated: bool) -> Iterator[lis
                 " it goes on from the agent's checkpoint."
             )
         raise
-    if begun:
-        store._db.change(lambda change: note(change, dict.fromkeys(begun)))
+    if begun:  # the process lives: what cannot be taken back now is passed over as soon as the agent goes on
+        try:
+            store._db.change(lambda change: note(change, dict.fromkeys(begun)))
+        except HoldfastError as error:
+            log.warning("the process is back, and the store still says that its thaw is half-way: %s", error)
 
 
 def _standing(branch: Branch) -> tuple[object, ...]:

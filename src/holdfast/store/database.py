@@ -573,6 +573,8 @@ def _check_home(facts: Facts, engine: Engine, *, trusted: bool) -> bool:
     here = engine.identity()
     if not (facts.objects or facts.cold) or not here or here == facts.home:
         return True
+    if isinstance(engine, Sqlite) and engine.is_born_as(facts.home):
+        return False  # noted anew, with what is known now
     if facts.home and not trusted:
         raise StoreCopied(
             f"{engine.place} is a copy of a store whose packs lie in {facts.objects or facts.cold}: if both were"

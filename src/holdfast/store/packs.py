@@ -20,7 +20,16 @@ import zstandard
 from msgspec import Meta, convert
 from ormsgpack import packb, unpackb
 
-from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, HoldfastError, InputError, StoreFailed, Unavailable
+from holdfast.errors import (
+    BadOption,
+    ColdPlaceMissing,
+    Damaged,
+    HoldfastError,
+    InputError,
+    StoreBusy,
+    StoreFailed,
+    Unavailable,
+)
 from holdfast.store.catalog import View
 from holdfast.store.changes import NewPack
 from holdfast.store.cipher import HINT, Buffer, Cipher
@@ -424,7 +433,7 @@ class Packs:
             named = {file_name(pack) for pack in view.packs()}
             for place, name in old if free else ():
                 if name not in named:
-                    with suppress(ColdPlaceMissing):
+                    with suppress(ColdPlaceMissing, StoreBusy):  # there is no hurry: the next time
                         gone += alone(partial(_delete_stray, place, name))
         return gone
 

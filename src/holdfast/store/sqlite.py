@@ -374,7 +374,7 @@ class Sqlite:
             return False
         if fcntl.fcntl(self._queue_fd, fcntl.F_OFD_GETLK, _ASK)[:2] != _FREE:
             return False
-        with self._directing:  # entering it is one step, which nothing can cut
+        with self._directing:  # entering it is one step, which nothing can cut; who folds the log has it for a moment
             self.check_place()
             try:
                 self._direct_execute(self._batch(tuple(statements)), tuple(chain.from_iterable(args)))
@@ -435,6 +435,11 @@ class Sqlite:
             return b""
         return f"{self._catalog[1]}/{birth_ns(self._catalog_path)}".encode()
 
+    def is_born_as(self, known: bytes) -> bool:
+        """Whether it is the file of that identity as far as that can be told: when one was made is not always known."""
+        (inode, *born), (mine, at) = known.split(b"/"), self.identity().split(b"/")
+        return inode == mine and (b"0" in {*born, at} or not born)
+
     def check_place(self) -> None:
         """Before a commit: what is written now can be found at the path again.
 
@@ -480,13 +485,19 @@ class Sqlite:
         while True:
             self._wanted.wait()
             self._wanted.clear()
-            if self._stop:
-                break
-            with self._folding, suppress(apsw.Error, OSError, HoldfastError):  # tried again later
-                if self._frames >= FOLD_FRAMES:
-                    self._fold(connection, fd)
-                if self._frames:  # otherwise it was emptied on purpose, and stays so until somebody commits
-                    self._extend(connection)
+            while not self._folding.acquire(timeout=0.05):  # who rests has it, and may be about to stop this thread
+                if self._stop:
+                    return
+            try:
+                if self._stop:
+                    return
+                with suppress(apsw.Error, OSError, HoldfastError):  # tried again later
+                    if self._frames >= FOLD_FRAMES:
+                        self._fold(connection, fd)
+                    if self._frames:  # otherwise it was emptied on purpose, and stays so until somebody commits
+                        self._extend(connection)
+            finally:
+                self._folding.release()
 
     def _fold(self, connection: apsw.Connection, fd: int) -> None:
         before = 0
@@ -497,12 +508,12 @@ class Sqlite:
             before = folded
         # Nobody else queues now, and no direct commit is half done: after this the next one begins the log anew. One
         # that had looked at the log before, and were written behind its end after, would let it grow on and on.
-        with self._directing:
-            _queue(fd, fcntl.F_WRLCK)
-            try:
+        _queue(fd, fcntl.F_WRLCK)
+        try:
+            with self._directing:
                 frames, folded = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            finally:
-                _queue(fd, fcntl.F_UNLCK)
+        finally:
+            _queue(fd, fcntl.F_UNLCK)
         # One that a reader keeps from being folded is looked at again when it has grown by as much.
         self._frames = max(0, frames - folded)
 

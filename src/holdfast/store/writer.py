@@ -240,7 +240,7 @@ class _Writer:
         for job in jobs:
             with suppress(ValueError):  # the thread has just taken it out, and leaves it
                 queue.remove(job)
-        if not queue and not self.working.locked():  # what the thread writes just now is not done, but out of the queue
+        if not queue and not self._writing:  # that is out of the queue, and not done
             self._engine.busy = False
         return True
 
@@ -270,17 +270,20 @@ class _Writer:
     def _empty(self) -> float:
         """Write what is queued. Returns how long to wait before looking again, when something is left."""
         queue = self._queue
-        while queue:
-            now_s, waiting = time.monotonic(), tuple(queue)
+        while waiting := tuple(queue):
+            now_s = time.monotonic()
             late_s = waiting[0].due_s  # of one that is tried again all wait, however many there are
             if late_s - now_s <= max(GATHER_S, HOLD_S):
                 late_s = min([job.due_s for job in waiting]) if len(waiting) < ENOUGH else now_s
             if late_s > now_s and not self._stop and all(job.lazy for job in waiting):
                 self._looks_s = late_s
                 return late_s - now_s
-            group = [queue.popleft()]
-            while queue and len(group) < GROUP_MAX and not (group[0].bare or queue[0].bare):
+            group: list[Job[Any]] = []
+            self._writing = [waiting[0]]  # before anything is out of the queue: see ``take_back``
+            with suppress(IndexError):  # what is left was taken back just now
                 group.append(queue.popleft())
+                while len(group) < GROUP_MAX and not (group[0].bare or queue[0].bare):
+                    group.append(queue.popleft())
             self._writing = group
             left_over = self._write(group)
             for job in left_over:
