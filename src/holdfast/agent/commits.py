@@ -22,10 +22,10 @@ from holdfast.agent.pending import Now, Pending
 from holdfast.codec.document import Document
 from holdfast.codec.state import Sections
 from holdfast.codec.told import Captured, Saved
-from holdfast.errors import Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
+from holdfast.errors import Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store import copies
 from holdfast.store.changes import NOTHING, Change, NewCheckpoint, NewRecord, Objects, now_us, pack_node
-from holdfast.store.engine import Refused, Unsure
+from holdfast.store.engine import Refused, Unsure, went_back
 from holdfast.store.rows import Branch
 from holdfast.store.writer import PASSING, TAKEN, Job
 
@@ -413,7 +413,7 @@ class Commits:
         """
         now = self._now
         if isinstance(error, Refused):
-            error = fenced(now.firm, self._db.view.branch_at(now.firm.b))
+            error = self._moved()
         end = since
         if isinstance(error, PASSING):
             end = max([since, *(at + 1 for at, one in enumerate(now.pending) if one.accepted)])
@@ -437,6 +437,18 @@ class Commits:
             self._unsealed = WHOLE  # the next one makes the state whole in the store
             self._now = Now(now.firm, kept, dropped[0].onto, now.opened)
         return dropped
+
+    def _moved(self) -> Fenced | Damaged:
+        """Why the branch is not what its writer believes: somebody else has it, or the store has gone back.
+
+        While the generation is ours, nothing but a loss leads back.
+        """
+        mine, there = self._now.firm, self._db.view.branch_at(self._now.firm.b)
+        lost = there.generation < mine.generation
+        if there.generation == mine.generation:
+            back = (there.epoch, there.depth) < (mine.epoch, mine.depth) or there.records < mine.records
+            lost = back or bool(mine.id and self._db.view.find(mine.id) is None)
+        return went_back(f"the store at {self._db.place}") if lost else fenced(mine, there)
 
     @staticmethod
     def _take_back(document: Saved | None, before: Sections, dropped: Sequence[Captured]) -> None:
