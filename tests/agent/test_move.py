@@ -64,8 +64,9 @@ def test_a_store_that_was_moved_is_only_read(source, tmp_path):
             assert view(left, "trip") == before
             assert left.verify().ok
             assert {one.status for one in left.push(dest).agents} == {"unchanged"}
-            with pytest.raises(ReadOnly):
-                move.move(left, dest)
+            assert move.move(left, dest).agents == [], "nothing is left to be done"
+            with holdfast.open(tmp_path / "c") as other, pytest.raises(ReadOnly):
+                move.move(left, other)
         assert view(dest, "trip")["checkpoints"] == before["checkpoints"]
         plain(dest, "trip", 1)
 

@@ -759,7 +759,10 @@ class Store:
         return source.push(self, agents, beside=beside, new_name=new_name, images=images, progress=progress)
 
     def backup(self, dest: Store, progress: Progress | None = None) -> TransferReport:
-        """As push() of everything, with what people have set for the store. Nothing is removed there."""
+        """As push() of everything, with what people have set for the store. Nothing is removed there.
+
+        An agent that cannot be brought keeps none of the others back: its error is raised when they are there.
+        """
         from holdfast.agent.move import backup
 
         self._check_open()
@@ -769,7 +772,8 @@ class Store:
     def move(self, dest: Store, progress: Progress | None = None) -> TransferReport:
         """As backup(); then this store is closed for good: it can only be read, and names ``dest``.
 
-        Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
+        Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again; if this
+        store says already that it was moved there, it is opened with ``readonly=True`` for that.
         """
         from holdfast.agent.move import move
 

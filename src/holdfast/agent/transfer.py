@@ -9,7 +9,7 @@ sides are told by their heads, and not looked at any further.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +33,17 @@ from holdfast.agent.refs import (
     received,
     unmoved,
 )
-from holdfast.errors import BadOption, Damaged, Forgotten, NotEncrypted, ReadOnly
+from holdfast.errors import (
+    BadOption,
+    Contention,
+    Damaged,
+    Forgotten,
+    HoldfastError,
+    NotEncrypted,
+    ReadOnly,
+    StoreBusy,
+    StoreWentBack,
+)
 from holdfast.store.catalog import Progress, View, listed, quietly, slices
 from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
@@ -82,11 +92,13 @@ def transfer(
     beside: bool = False,
     new_name: str | None = None,
     images: bool | None = False,
+    failed: dict[str, Contention | Damaged] | None = None,
     progress: Progress | None = None,
 ) -> TransferReport:
     """Bring what ``dest`` lacks of some agents, or of all, from ``source``.
 
     Of images only with ``images``; None: they are agents as all others, and ``dest`` is as safe as the source.
+    ``failed``: agents that cannot be brought are put there, each with the reason, and the others are brought.
     """
     if source._db.uuid == dest._db.uuid:
         raise BadOption("both are the same store, or copies of one", hint="Name two different stores.")
@@ -112,11 +124,22 @@ def transfer(
             raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
         same = set() if named else _same(contents.view, dest._db.view, source._db.uuid)
         moving = _Moving(source, dest, contents, beside, new_name, progress or quietly)
-        moved = {
-            row.a: TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row)
-            for row in sorted(chosen, key=lambda row: -row.name.count("/"))  # so that no child is older than its parent
-        }
-    return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen])
+        moved: dict[int, TransferredAgent] = {}
+        for row in sorted(chosen, key=lambda row: -row.name.count("/")):  # so that no child is older than its parent
+            try:
+                if failed and (error := _child_of(row, failed)) is not None:
+                    raise error
+                moved[row.a] = TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row)
+            except (Contention, Damaged) as error:
+                if failed is None or isinstance(error, (StoreBusy, StoreWentBack)):  # that is about all of them
+                    raise
+                failed[row.name] = error
+    return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen if row.a in moved])
+
+
+def _child_of(agent: Agent, failed: Mapping[str, HoldfastError]) -> HoldfastError | None:
+    """Why a child of an agent was not brought, if one was not."""
+    return next((error for name, error in failed.items() if name.startswith(f"{agent.name}/")), None)
 
 
 def family(view: View, named: Sequence[int]) -> list[int]:
