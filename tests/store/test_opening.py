@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast import repair
 from holdfast.errors import (
     BadOption,
     Damaged,
@@ -277,3 +279,32 @@ def test_one_that_dies_while_it_creates_leaves_no_store(store_path, monkeypatch)
     monkeypatch.undo()
     assert not store_path.exists()
     made(store_path)
+
+
+@pytest.mark.parametrize("lost", [["packs"], ["locks"], ["packs", "locks"]])
+def test_folders_that_were_empty_and_got_lost_on_the_way_are_made_anew(tmp_path, lost):
+    path = made(tmp_path / "store")
+
+    def without():
+        for name in lost:
+            shutil.rmtree(path / name, ignore_errors=True)
+        return path
+
+    with holdfast.open(without(), readonly=True) as store:
+        assert store.verify().ok
+        assert store.stats()["counts"]["pack"] == 0
+        assert not [name for name in lost if (path / name).exists()], "who reads changes nothing"
+    assert repair(without()).whole
+    assert repair(without(), tmp_path / "saved").whole
+    with holdfast.open(without()) as store:
+        assert store.retain(holdfast.Policy(last=1)).kept == 1
+        agent = store.agent("a")
+        agent.state["big"] = os.urandom(400_000)
+        if "packs" in lost:
+            (path / "packs").rmdir()  # also while it is open
+        agent.checkpoint()
+        assert store.verify().ok
+    shutil.rmtree(without())
+    with pytest.raises(NotAStore):
+        holdfast.open(path, create=False)
+    assert not path.exists()

@@ -93,10 +93,8 @@ def _not_brought(report: TransferReport, failed: dict[str, Contention | Damaged]
     """The error for agents that were not copied: of the worst of them, with a way that can be typed."""
     name, error = next((one for one in failed.items() if isinstance(one[1], Damaged)), next(iter(failed.items())))
     others = sorted(failed.keys() - {name})
-    error.message += f". Agent {name!r} was not copied"
-    error.message += f", nor were {len(others)} others: {', '.join(others[:_NAMED])}" if others else ""
-    error.message += ", ..." if len(others) > _NAMED else ""
-    error.message += f"; the other agents ({len(report.agents)}) were"
+    names = ", ".join([name, *others[: _NAMED - 1], *(["..."] if len(others) >= _NAMED else [])])
+    error.message += f". Not copied: {names}; all other agents ({len(report.agents)}) were"
     if isinstance(error, HistoriesDiverged):
         more = ("--beside",) if error.branch else ("--as", "NAME")
         line = command("push", "--store", report.source, report.dest, name, *more)

@@ -424,6 +424,8 @@ def open_database(
             create_store(layout.path, secret, objects)
             files.classify(layout.path)
         processes.close_inherited(layout.catalog)
+        if not readonly:
+            files.complete(layout)
         try:
             engine = Sqlite(layout, readonly=readonly, vfs=vfs)
         except StoreReadOnly as error:

@@ -269,6 +269,17 @@ def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
         fsync_directory(directory)
 
 
+def complete(layout: Layout) -> None:
+    """Make anew what was empty, and got lost on the way through git, a bucket or an archive."""
+    with contextlib.suppress(OSError):  # whoever needs it says so
+        for folder in (layout.packs, layout.locks):
+            if not folder.exists():
+                folder.mkdir()
+                fsync_directory(layout.path)
+        if not layout.moments_lock.exists():
+            layout.moments_lock.touch()
+
+
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
 

@@ -184,6 +184,7 @@ class Folder:
         self.require()
         temporary = self._path / f"{TEMPORARY}{uuid4().hex}-{name}"
         try:
+            self._make_anew()
             size = self._write(temporary, pieces)
             known = self.size(name)
             if known is None:
@@ -197,6 +198,12 @@ class Folder:
             with suppress(OSError):  # what stays is waste, not harm
                 temporary.unlink()
         return size
+
+    def _make_anew(self) -> None:
+        """An empty folder gets lost on the way through git, a bucket or an archive. Not without the store around it."""
+        if not self._marked and not self._path.exists():
+            self._path.mkdir(exist_ok=True)
+            self._flush(lambda: fsync_directory(self._path.parent))
 
     def _write(self, path: Path, pieces: Iterable[Piece]) -> int:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -286,7 +293,9 @@ class Folder:
                             age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
                             found.append((entry.name, age_s))
         except OSError as error:
-            raise unavailable(error, f"listing packs in {self.place}") from error
+            lost = isinstance(error, FileNotFoundError) and not self._marked and self._path.parent.exists()
+            if not lost:  # one that was empty may have got lost: see above
+                raise unavailable(error, f"listing packs in {self.place}") from error
         yield from found
 
 
