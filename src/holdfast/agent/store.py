@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from holdfast.agent.retention import RetentionReport
     from holdfast.agent.tiering import Tiering
     from holdfast.agent.transfer import TransferReport
-    from holdfast.agent.verify import VerifyReport
+    from holdfast.agent.verify import Problem, VerifyReport
 
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
@@ -712,6 +712,13 @@ class Store:
 
         self._check_open()
         return verify(self, progress, agents)
+
+    def look(self) -> list[Problem]:
+        """What a quick look at names and sizes finds wrong. Without any, ``verify`` may still find damage."""
+        from holdfast.agent.verify import look
+
+        self._check_open()
+        return look(self)
 
     def last_verified(self) -> dict[str, Any] | None:
         """When this user last verified the whole store (``at``), whether it was ``ok``, and how many ``problems``."""

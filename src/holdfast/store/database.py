@@ -564,6 +564,15 @@ def _check_home(facts: Facts, engine: Engine, *, trusted: bool) -> bool:
     return False
 
 
+def copied(db: Database) -> StoreCopied | None:
+    """Why nobody may write to an open store that is a copy; None if it is not one."""
+    try:
+        _check_home(read_facts(db.engine, None, db.cipher), db.engine, trusted=False)
+    except StoreCopied as error:
+        return error
+    return None
+
+
 def unlock(engine: Engine, secret: Secret | None, uuid: bytes) -> Cipher:
     """What the rows of a store are read with."""
     slots = keys.read_slots(View(engine, PLAIN))
