@@ -161,7 +161,10 @@ def old_stores(path: StorePath = None) -> list[Path]:
 
 
 def discard_old(path: StorePath = None) -> list[Path]:
-    """Delete the stores that full rotations have left beside this one. Returns where they were."""
+    """Delete the stores that full rotations have left beside this one. Returns where they were.
+
+    Raises ``StoreFailed`` if something of them is left.
+    """
     from holdfast.agent import move
 
     place = _place(path)

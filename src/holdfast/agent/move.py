@@ -259,7 +259,10 @@ def rotate(
             files.discard(building)
     _carry(old, path)
     if discard_old:
-        files.discard(old)
+        try:
+            files.delete(old)
+        except StoreFailed as error:
+            raise StoreFailed(f"everything is encrypted anew, but {error.message}", hint=error.hint) from error
         return None
     with suppress(HoldfastError), open_unseen(old, secret) as left:
         left._db.change(lambda change: change.set_fact(MOVED, str(path).encode()))
@@ -276,16 +279,21 @@ def old_ones(path: Path) -> list[Path]:
 
 
 def discard_old(place: str) -> list[Path]:
-    """Delete the stores that gave their place to the one there. Returns where they were."""
+    """Delete the stores that gave their place to the one there, or raise; returns where they were."""
     path = Path(os.path.realpath(place))
     if not files.classify(path):
         raise BadOption(
             f"there is no store at {path}", hint="The old store may be the only good copy. Nothing was deleted."
         )
-    found = old_ones(path)
+    found, failed = old_ones(path), None
     for one in found:
         _carry(one, path)
-        files.discard(one)
+        try:
+            files.delete(one)
+        except StoreFailed as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
     return found
 
 
