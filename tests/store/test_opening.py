@@ -165,6 +165,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         ({"key": b"short"}, "a key of 5 bytes"),
         ({"key": ""}, "an empty passphrase"),
         ({"objects": "gopher://there"}, "gopher:// address"),
+        ({"objects": "s3:/bucket/prefix"}, "must be a path or scheme://"),
     ):
         with pytest.raises(BadOption, match=words):
             holdfast.open(path, **options)
@@ -177,6 +178,20 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
     with pytest.raises(BadOption, match="UTF-8"):
         holdfast.open(os.fsencode(tmp_path / "odd") and Path(os.fsdecode(os.fsencode(tmp_path) + b"/st\xffre")))
     assert names(tmp_path) == []
+
+
+def test_an_address_with_one_slash_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in ("postgresql:/me:secret@host/db", "postgres:/host", "mysql:/me:secret@host/db"):
+        for use in (holdfast.open, holdfast.keys.init, holdfast.keys.listed, lambda it: repair("store", it)):
+            with pytest.raises(BadOption) as caught:
+                use(place)
+            assert "secret" not in str(caught.value)
+        with pytest.raises(BadOption, match="is text, not a path"):
+            holdfast.open(Path(place))
+    assert names(tmp_path) == []
+    made("./postgresql:/x")
+    assert names(tmp_path) == ["postgresql:"]
 
 
 def test_where_large_values_lie_is_said_once(tmp_path):

@@ -181,7 +181,7 @@ class Store:
         if durability not in DURABILITIES:
             raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
         named = path if path is not None else find_store()
-        if not isinstance(named, str) and os.fspath(named).startswith(("postgresql:/", "postgres:/")):
+        if not isinstance(named, str) and is_url(os.fspath(named)):
             raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
         place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
         sys.audit("holdfast.open", place, readonly)

@@ -9,6 +9,7 @@ something or may do it twice is done only with ``--yes``, or when a person at th
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -155,7 +156,8 @@ def limited(limit: int | None, *, json: bool) -> int | None:
 
 
 def is_url(place: str) -> bool:
-    return "://" in place
+    """Whether it is no path, even if a slash is missing."""
+    return "://" in place or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", place) is not None
 
 
 def absolute(place: str) -> str:
@@ -165,7 +167,7 @@ def absolute(place: str) -> str:
 
 def shown(place: str | None) -> str | None:
     """A place as it may be printed before it was opened: of a URL nothing that could be a password."""
-    return place if place is None or not is_url(place) else f"{place.partition('://')[0]}://…"
+    return place if place is None or not is_url(place) else f"{place.partition(':/')[0]}://…"
 
 
 def looking(store: Store, revision: str) -> tuple[Agent, Checkpoint]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import time
 import uuid as uuids
@@ -84,8 +85,12 @@ class Contents(NamedTuple):
     packs: Packs
 
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
 def is_url(place: str) -> bool:
-    return "://" in place
+    """Whether it is no path: also with one slash, which is a slip, and would make a folder named like a password."""
+    return "://" in place or _SCHEME.match(place) is not None
 
 
 def shown(place: str) -> str:
@@ -406,11 +411,11 @@ def open_database(
     engine: Any
     layout = None
     if isinstance(place, str) and is_url(place):
-        scheme = place.partition("://")[0]
+        scheme = place.partition(":/")[0]
         if scheme not in {"postgresql", "postgres"}:
             raise BadOption(
                 f"no store can be opened at a {scheme}:// address",
-                hint="Give the path of a directory, or postgresql://...",
+                hint="Give the path of a directory (./NAME, if its name begins so), or postgresql://...",
             )
         make = partial(fill, secret=secret, objects=objects)
         engine = _server(place, readonly=readonly, make=make if create and not readonly else None)

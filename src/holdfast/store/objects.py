@@ -36,6 +36,9 @@ TEMPORARY = "tmp-"
 """How the names of half-written files in a directory begin. They are listed, so that somebody can clear them."""
 
 SCHEMES = ("s3", "gs", "az")
+_ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/(?!/)")
+"""A slip, and no path: that would make a folder of this name."""
+
 SINGLE_BYTES = 32 * 2**20
 """Up to here an object is sent in one request, which is refused if the name is taken. Larger ones are sent in parts;
 obstore cannot make that depend on the name, so it is looked up first."""
@@ -102,10 +105,10 @@ def location(url: str | os.PathLike[str]) -> str:
 
 
 def _split(text: str) -> urllib.parse.SplitResult:
-    try:
-        return urllib.parse.urlsplit(text)
-    except ValueError:
-        raise BadOption("the address of a place for packs must be a path or scheme://place/path") from None
+    with suppress(ValueError):
+        if not _ONE_SLASH.match(text):
+            return urllib.parse.urlsplit(text)
+    raise BadOption("the address of a place for packs must be a path or scheme://place/path")
 
 
 def path_of(url: str) -> str:
