@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 
 import pytest
 
 import holdfast
-from holdfast.errors import StoreFailed, StoreWentBack
+from holdfast.errors import HoldfastError, StoreFailed, StorePoisoned, StoreWentBack
 from tests.conftest import unsaved
 
 
@@ -106,3 +107,23 @@ def test_an_older_copy_that_is_written_over_an_open_store_is_told_as_a_loss(tmp_
             agent.checkpoint()
     assert agent.state["n"] == 5
     store.close()
+
+
+@unsaved
+def test_files_that_are_shorter_than_they_were_are_not_said_to_be_safe(tmp_path):
+    path, older = tmp_path / "store", tmp_path / "older"
+    with holdfast.open(path) as store, store.agent("x") as agent:
+        agent.checkpoint("one")
+    shutil.copytree(path, older)
+    store = holdfast.open(path)
+    agent = store.agent("x")
+    agent.state["n"] = 1
+    agent.checkpoint("two")
+    for name in ("store.db", "store.db-wal"):
+        (path / name).write_bytes((older / name).read_bytes())  # into the same files
+    agent.state["n"] = 2
+    with pytest.raises(StorePoisoned, match="shorter than") as caught:
+        agent.checkpoint()
+    assert "safe" not in str(caught.value)
+    with suppress(HoldfastError):
+        store.close()

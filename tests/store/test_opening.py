@@ -20,6 +20,7 @@ from holdfast.errors import (
     NewerFormat,
     NotAStore,
     ReadOnly,
+    StoreFailed,
     StoreReadOnly,
 )
 from holdfast.store import files
@@ -244,6 +245,23 @@ def test_a_read_only_file_system_can_be_read(store_path, alone):
                         change()
         with pytest.raises(StoreReadOnly):
             holdfast.open(store_path / "new")
+
+
+@pytest.mark.root
+def test_a_read_only_file_system_with_a_log_that_nobody_can_read(store_path):
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("one")
+        copy = store_path.with_name("copy")
+        shutil.copytree(store_path, copy)
+    (copy / "store.db-shm").unlink()
+    with frozen(copy):
+        for readonly in (True, False):
+            with pytest.raises(StoreFailed, match="cannot be written, and what its log holds") as caught:
+                holdfast.open(copy, readonly=readonly)
+            assert "Nothing is lost. Copy the whole directory" in caught.value.hint
+        shutil.copytree(copy, store_path.with_name("again"))
+    with holdfast.open(store_path.with_name("again"), readonly=True) as store:
+        assert [one.label for one in store.agent("a").log()] == ["one"]
 
 
 # -- two at once, and one that dies -------------------------------------------------------------------------
