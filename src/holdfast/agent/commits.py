@@ -24,6 +24,7 @@ from holdfast.codec.state import Sections
 from holdfast.codec.told import Captured, Saved
 from holdfast.errors import Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store import copies
+from holdfast.store.catalog import View
 from holdfast.store.changes import NOTHING, Change, NewCheckpoint, NewRecord, Objects, now_us, pack_node
 from holdfast.store.engine import Refused, Unsure, went_back
 from holdfast.store.rows import Branch
@@ -439,15 +440,9 @@ class Commits:
         return dropped
 
     def _moved(self) -> Fenced | Damaged:
-        """Why the branch is not what its writer believes: somebody else has it, or the store has gone back.
-
-        While the generation is ours, nothing but a loss leads back.
-        """
+        """Why the branch is not what its writer believes: somebody else has it, or the store has gone back."""
         mine, there = self._now.firm, self._db.view.branch_at(self._now.firm.b)
-        lost = there.generation < mine.generation
-        if there.generation == mine.generation:
-            back = (there.epoch, there.depth) < (mine.epoch, mine.depth) or there.records < mine.records
-            lost = back or bool(mine.id and self._db.view.find(mine.id) is None)
+        lost = lacks(self._db.view, mine, there)
         return went_back(f"the store at {self._db.place}") if lost else fenced(mine, there)
 
     @staticmethod
@@ -545,6 +540,17 @@ def _on_stack(wanted: FrameType) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def lacks(view: View, mine: Branch, there: Branch) -> bool:
+    """Whether a branch is ``there`` what it was before it was ``mine``, which was acknowledged.
+
+    A generation never falls, and while it is ours nothing leads back but a loss.
+    """
+    if there.generation != mine.generation:
+        return there.generation < mine.generation
+    back = (there.epoch, there.depth) < (mine.epoch, mine.depth) or there.records < mine.records
+    return back or bool(mine.id and view.find(mine.id) is None)
 
 
 def fenced(mine: Branch, there: Branch) -> Fenced:

@@ -237,7 +237,7 @@ class Postgres:
         try:
             with self.explained("connecting"):
                 self._settle(link)
-                self._compare(link)
+                self.compare(link)
         except BaseException:
             link.close()
             raise
@@ -271,7 +271,7 @@ class Postgres:
             if len(self._acknowledged) > KEPT_ACKNOWLEDGED:
                 del self._acknowledged[next(iter(self._acknowledged))]
 
-    def _compare(self, link: Link) -> None:
+    def compare(self, link: Link) -> None:
         """Raise unless the server knows all that it has acknowledged to this process."""
         if (known := self._known()) is not None:
             self._check_known(link.ask(*self.owner, known))
