@@ -88,6 +88,7 @@ def test_every_verb_takes_it_and_none_shows_its_password(cli, program, moved, ur
         told("doctor", "--json", store=slip, code=2)
         told("push", slip, code=2)
         told("key", store=slip, code=2)
+        told("dump", "show", "last", store=slip, code=4)
         told("agents", "extra", slip, code=2)
     assert not Path("postgresql:").exists()
     assert not Path("mysql:").exists()

@@ -38,10 +38,11 @@ from holdfast.errors import (
 from holdfast.store import files
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, Opens
-from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES, is_url
+from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES
 from holdfast.store.keys import secret_of
 from holdfast.store.rows import Open, body_bytes, read_body
 from holdfast.store.sqlite import Sqlite
+from holdfast.text import is_url
 
 if TYPE_CHECKING:
     from holdfast.agent.verify import Problem

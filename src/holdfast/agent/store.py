@@ -46,13 +46,14 @@ from holdfast.errors import (
 from holdfast.store import copies, keys
 from holdfast.store.catalog import Progress, View, quietly
 from holdfast.store.changes import ACTING, Change, NewRecord, now_us
-from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
+from holdfast.store.database import MOVED, OBJECTS, Database, open_database, shown
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point
 from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.tables import FORMAT_VERSION
+from holdfast.text import is_url
 
 if TYPE_CHECKING:
     from holdfast.agent.cost import Costs

@@ -22,8 +22,8 @@ from rich.text import Text
 from holdfast import Store, WorkspaceInfo
 from holdfast.cli.exits import DAMAGED, exit_code
 from holdfast.cli.output import Output
-from holdfast.cli.session import Given, Json, Session, half_way, is_url, shown
-from holdfast.cli.text import ago, clean, count, now, size
+from holdfast.cli.session import Given, Json, Session, half_way, shown
+from holdfast.cli.text import ago, clean, count, is_url, now, size
 from holdfast.errors import HoldfastError, NotAStore
 
 LOW_SPACE_BYTES = 256 * 2**20

@@ -9,7 +9,6 @@ something or may do it twice is done only with ``--yes``, or when a person at th
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -24,7 +23,7 @@ from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.complete import agents, refs, revisions
 from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
-from holdfast.cli.text import clean, shorten
+from holdfast.cli.text import clean, is_url, shorten
 from holdfast.errors import BadOption, UnknownRevision, command
 
 if TYPE_CHECKING:
@@ -153,11 +152,6 @@ def limited(limit: int | None, *, json: bool) -> int | None:
     if limit is not None and limit < 0:
         raise BadOption(f"--limit {limit}", hint="At least 1, or 0 for all.")
     return (limit if limit is not None else 0 if json else SHOWN) or None
-
-
-def is_url(place: str) -> bool:
-    """Whether it is no path, even if a slash is missing."""
-    return "://" in place or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", place) is not None
 
 
 def absolute(place: str) -> str:

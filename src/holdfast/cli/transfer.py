@@ -34,13 +34,12 @@ from holdfast.cli.session import (
     Progress,
     Session,
     bars,
-    is_url,
     option,
     reader,
     shown,
 )
 from holdfast.cli.store import Objects
-from holdfast.cli.text import clean, count, size
+from holdfast.cli.text import clean, count, is_url, size
 from holdfast.errors import (
     BadOption,
     KeyNeeded,

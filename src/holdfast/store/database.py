@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import sys
 import time
 import uuid as uuids
@@ -53,6 +52,7 @@ from holdfast.store.sqlite import Sqlite, SqliteTx
 from holdfast.store.tables import APPLICATION_ID, FORMAT_VERSION, check_version, ddl
 from holdfast.store.witness import Witness
 from holdfast.store.writer import Job, Writers
+from holdfast.text import is_url
 
 T = TypeVar("T")
 
@@ -83,14 +83,6 @@ class Contents(NamedTuple):
 
     view: View
     packs: Packs
-
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-
-
-def is_url(place: str) -> bool:
-    """Whether it is no path: also with one slash, which is a slip, and would make a folder named like a password."""
-    return "://" in place or _SCHEME.match(place) is not None
 
 
 def shown(place: str) -> str:
