@@ -1,13 +1,11 @@
 """Words that people read, for every room that shows some: untrusted text made harmless, sizes, numbers, spans of time.
 
-Owns what may reach a terminal. Knows nothing of any room. Always holds: what ``clean`` returns has no control
-character, so nothing that an agent saved or a dump holds can move the cursor, change colours, ring, or turn a line
-around.
+Owns what may reach a terminal, and which place is an address. Knows nothing of any room. Always holds: what ``clean``
+returns has no control character, so nothing that an agent saved or a dump holds can move the cursor, change colours,
+ring, or turn a line around.
 """
 
 from __future__ import annotations
-
-import unicodedata
 
 # Controls, format characters (bidirectional overrides, zero-width), lone surrogates, line and paragraph separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -18,6 +16,13 @@ _HOUR_S = 60 * _MINUTE_S
 _DAY_S = 24 * _HOUR_S
 
 
+def is_url(place: str) -> bool:
+    """Whether it is no path: also with one slash, which is a slip, and would make a folder named like a password."""
+    scheme, slash, _ = place.partition(":/")
+    named = scheme[:1].isalpha() and scheme.isascii() and not set(scheme) & set("/ ~")
+    return "://" in place or bool(slash and named)
+
+
 def clean(text: str) -> str:
     """The text on one line, with everything that a terminal would act upon written as an escape."""
     if text.isprintable():
@@ -26,6 +31,8 @@ def clean(text: str) -> str:
 
 
 def _visible(character: str) -> str:
+    import unicodedata  # most text has nothing that comes here
+
     if character == _ZERO_WIDTH_JOINER or unicodedata.category(character) not in _UNSAFE:
         return character
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -64,8 +64,9 @@ def test_a_store_that_was_moved_is_only_read(source, tmp_path):
             assert view(left, "trip") == before
             assert left.verify().ok
             assert {one.status for one in left.push(dest).agents} == {"unchanged"}
-            with pytest.raises(ReadOnly):
-                move.move(left, dest)
+            assert move.move(left, dest).agents == [], "nothing is left to be done"
+            with holdfast.open(tmp_path / "c") as other, pytest.raises(ReadOnly):
+                move.move(left, other)
         assert view(dest, "trip")["checkpoints"] == before["checkpoints"]
         plain(dest, "trip", 1)
 
@@ -184,6 +185,28 @@ def test_a_plain_store_can_be_encrypted_in_the_same_way(tmp_path):
         with pytest.raises(NotEncrypted):
             keys.rotate(holdfast.open(tmp_path / "plain").path, NEW, key=OLD, full=True)
         holdfast.open(tmp_path / "plain").close()
+
+
+def test_an_old_store_that_cannot_be_deleted_whole_is_told(secret, monkeypatch):
+    path, seen = secret
+    unlink = os.unlink
+
+    def kept(name, **options):
+        if Path(name).name in {"store.db", "witness"}:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(name, **options)
+
+    monkeypatch.setattr(os, "unlink", kept)
+    for delete in (
+        lambda: keys.rotate(path, NEW, key=OLD, full=True, discard_old=True),
+        lambda: keys.discard_old(path),
+    ):
+        with pytest.raises(StoreFailed, match=r"2 of its files are left: store.db, witness \(Operation not permitted"):
+            delete()
+        is_whole(path, NEW, seen)
+    monkeypatch.undo()
+    assert len(keys.discard_old(path)) == 1
+    assert names(path.parent) == [path.name]
 
 
 def test_rotation_is_refused_while_anybody_has_it_open(secret, tmp_path):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 
 import pytest
 
 import holdfast
-from holdfast.errors import StoreFailed
+from holdfast.errors import HoldfastError, StoreFailed, StorePoisoned, StoreWentBack
 from tests import warm
 from tests.conftest import unsaved
 
@@ -99,3 +100,50 @@ def test_a_directory_that_comes_back(tmp_path):
     with holdfast.open(path) as store:
         assert store.agent("x").state["n"] == 2
         assert store.verify().ok
+
+
+@unsaved
+@pytest.mark.parametrize("reopened", [False, True])
+def test_an_older_copy_that_is_written_over_an_open_store_is_told_as_a_loss(tmp_path, reopened):
+    path, older = tmp_path / "store", tmp_path / "older"
+    store = holdfast.open(path)
+    agent = store.agent("x")
+    agent.state["n"] = 1
+    agent.checkpoint("one")
+    if reopened:  # a writer of another generation
+        store.close()
+    shutil.copytree(path, older)
+    if reopened:
+        store = holdfast.open(path)
+        agent = store.agent("x")
+    for number in range(2, 5):
+        agent.state["n"] = number
+        agent.checkpoint()
+    for name in ("store.db", "store.db-wal", "store.db-shm", "witness"):
+        (path / name).write_bytes((older / name).read_bytes())  # into the same files
+    agent.state["n"] = 5
+    for _ in range(2):
+        with pytest.raises(StoreWentBack, match="lost what it had acknowledged"):
+            agent.checkpoint()
+    assert agent.state["n"] == 5
+    store.close()
+
+
+@unsaved
+def test_files_that_are_shorter_than_they_were_are_not_said_to_be_safe(tmp_path):
+    path, older = tmp_path / "store", tmp_path / "older"
+    with holdfast.open(path) as store, store.agent("x") as agent:
+        agent.checkpoint("one")
+    shutil.copytree(path, older)
+    store = holdfast.open(path)
+    agent = store.agent("x")
+    agent.state["n"] = 1
+    agent.checkpoint("two")
+    for name in ("store.db", "store.db-wal"):
+        (path / name).write_bytes((older / name).read_bytes())  # into the same files
+    agent.state["n"] = 2
+    with pytest.raises(StorePoisoned, match="shorter than") as caught:
+        agent.checkpoint()
+    assert "safe" not in str(caught.value)
+    with suppress(HoldfastError):
+        store.close()

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import apsw
 import pytest
 
 import holdfast
-from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreClosed, StorePoisoned, Unavailable
+from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreBusy, StoreClosed, StorePoisoned, Unavailable
 from holdfast.store.database import open_database
 from holdfast.store.engine import Unsure
 from tests import warm
@@ -439,6 +440,95 @@ def test_a_change_whose_answer_was_lost_may_be_built_upon_by_whoever_took_the_br
         agent = store.agent("a")
         assert [one.label for one in agent.log()] == ["theirs", *["mine"] * written, "first"]
         assert agent.state["seen"] == len(agent.state.get("big", b"")) == 600_000 * written
+        assert store.verify().ok
+
+
+@unsaved
+@pytest.mark.parametrize("written", [True, False])
+def test_changes_whose_common_answer_was_lost_are_found_one_by_one(store_path, monkeypatch, written):
+    """They stand on each other, so the branch stands at the last of them, and the others were written all the same."""
+    with holdfast.open(store_path, durability="batched") as store:
+        agent = store.agent("a", when=None)
+        agent.checkpoint("0")
+        store.flush()
+        engine, lost = store._db.engine, []
+        real = engine.transaction
+
+        def transaction(*args):
+            if not lost and not written:
+                lost.append(True)
+                raise Unsure("the answer to COMMIT was lost")
+            made = real(*args)
+            if not lost:
+                lost.append(True)
+                raise Unsure("the answer to COMMIT was lost")
+            return made
+
+        monkeypatch.setattr(engine, "transaction", transaction)
+        for number in (1, 2, 3):
+            agent.state["n"] = number
+            agent.checkpoint(str(number))
+        with suppress(StoreBusy, Unavailable):  # nothing was written, or nobody knows yet
+            store.flush()
+        agent.flush()
+        assert lost
+        assert store.agent("a", readonly=True).log()[-1].label == "0"
+    with holdfast.open(store_path) as store:
+        assert [one.label for one in store.agent("a").log()] == ["3", "2", "1", "0"]
+        assert store.agent("a").state["n"] == 3
+        assert store.verify().ok
+
+
+@unsaved
+def test_a_large_value_in_a_group_whose_answer_was_lost_stays(store_path, monkeypatch):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a", when=None)
+        agent.checkpoint("0")
+        engine, gate, begun, made = store._db.engine, threading.Event(), threading.Event(), []
+        real = engine.transaction
+
+        def transaction(*args):
+            made.append(True)
+            if len(made) == 1:
+                begun.set()
+                gate.wait(60)
+            found = real(*args)
+            if len(made) == 2:
+                raise Unsure("the answer to COMMIT was lost")
+            return found
+
+        monkeypatch.setattr(engine, "transaction", transaction)
+        first = threading.Thread(target=store._db.change, args=(lambda _: None,))
+        first.start()
+        assert begun.wait(60)
+        threads = [first]
+        for number, value in enumerate((os.urandom(600_000), 2), 1):
+            agent.state[f"value {number}"] = value
+            threads.append(threading.Thread(target=agent.checkpoint, args=(str(number),)))
+            threads[-1].start()
+            while len(store._db.writers._all[0]._queue) < number:
+                threading.Event().wait(0.001)
+        gate.set()
+        for thread in threads:
+            thread.join()
+    with holdfast.open(store_path) as store:
+        assert [one.label for one in store.agent("a").log()] == ["2", "1", "0"]
+        assert len(store.agent("a").state["value 1"]) == 600_000
+        assert store.verify().ok
+
+
+def test_a_store_is_let_go_though_its_log_is_just_to_be_folded(store_path):
+    with holdfast.open(store_path) as store:
+        store.agent("a", when=None).checkpoint("0")
+        engine = store._db.engine
+        assert engine.rest(time.monotonic() + 60)
+        engine._wanted.set()  # by a commit just before
+        letting = threading.Thread(target=engine.release, daemon=True)
+        letting.start()
+        letting.join(60)
+        assert not letting.is_alive()
+        engine.reopen()
+        engine.resume()
         assert store.verify().ok
 
 

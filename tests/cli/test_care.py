@@ -82,6 +82,42 @@ def test_doctor_tells_about_the_machine_and_the_store(cli, filled):
     assert {"pathspec", "pyfastcdc"} <= set(cli("doctor", "--json").json["optional"])
 
 
+def test_doctor_says_what_a_look_at_names_and_sizes_finds(cli, tmp_path):
+    def troubles(place):
+        ended = cli("doctor", "--json", store=place)
+        return ended.code, [(one["level"], one["text"].split(". ")[0]) for one in ended.json["troubles"]]
+
+    place, objects = tmp_path / "store", tmp_path / "objects"
+    for where in (None, str(objects)):
+        with holdfast.open(place, objects=where) as store, store.agent("a") as agent:
+            for name in ("one", "two"):
+                agent.state[name] = os.urandom(300_000)
+                agent.checkpoint()
+            assert store.look() == []
+        fine = troubles(place)
+        assert fine[0] == 0
+        if where is not None:
+            shutil.copytree(place, tmp_path / "copy")
+            code, found = troubles(tmp_path / "copy")
+            assert (code, [text for level, text in found if "is a copy of a store" in text]) == (0, [found[0][1]])
+            assert "No trouble found" not in cli("doctor", store=tmp_path / "copy").out
+        (place / "witness").unlink()
+        assert ("warning", "witness: the file is missing") in troubles(place)[1]
+        packs = sorted((objects if where else place).rglob("*.pack"))
+        name = f"packs/{packs[0].name}"
+        whole = packs[0].read_bytes()
+        packs[0].write_bytes(whole[:-4096])
+        code, found = troubles(place)
+        assert (code, ("error", f"{name} is not as long as it was written") in found) == (5, True)
+        assert "`holdfast verify`" in cli("doctor", store=place).out
+        packs[0].unlink()
+        code, found = troubles(place)
+        assert (code, ("error", f"{name} is missing") in found) == (5, True)
+        packs[1].unlink()
+        assert ("error", f"{name} is missing; so are 1 more") in troubles(place)[1]
+        shutil.rmtree(place)
+
+
 def test_doctor_names_who_writes(cli, filled, program):
     with holdfast.open(filled, inert=True) as store, store.agent("trip-7"):
         out = program("doctor").out

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 import holdfast
+from holdfast.agent import move
 from tests import warm
+from tests.lives import dies
 
 HOLD_OPEN = "import sys, holdfast\nholdfast.open(sys.argv[1], inert=True)\nprint('ready', flush=True)\ninput()\n"
+
+
+@holdfast.durable
+def naps(agent):
+    agent.state["slept"] = False
+    agent.sleep(seconds=0.01)
+    agent.state["slept"] = True
 
 
 def ids(cli, store):
@@ -106,3 +116,76 @@ def test_init_keeps_where_large_values_go(cli, tmp_path):
     assert f"file://{bulk}, which cannot be reached" in cli("doctor", store=place).out
     assert cli("init", str(tmp_path / "x"), "--objects", "s3://key:secret@bucket/p", store=None).code == 2
     assert not (tmp_path / "x").exists()
+
+
+# -- what is in the way -----------------------------------------------------------------------------------------------
+
+
+def test_a_move_that_was_killed_before_it_carried_the_open_runs_is_finished_by_doing_it_again(cli, tmp_path):
+    here, dest = tmp_path / "here", tmp_path / "dest"
+
+    def killed():
+        with holdfast.open(here) as store, holdfast.open(dest) as other:
+            with pytest.raises(holdfast.Waiting):
+                store.agent("nap").run(naps.options(id="r", wait=False))
+            store.move(other)
+
+    assert dies(killed, 1, (move, "_carry_open"))
+    refused = cli("move", str(tmp_path / "other"), store=here)
+    assert (refused.code, f"was moved to {dest}" in refused.err) == (2, True)
+    assert not (tmp_path / "other").exists()
+    with holdfast.open(dest) as store:
+        assert store.due() == []
+    for _ in range(2):
+        done = cli("move", str(dest), store=here)
+        assert (done.code, done.out) == (0, f"{here} can only be read from now on. Programs open {dest}.\n")
+        assert cli("move", str(dest), "--json", store=here).json["agents"] == []
+        with holdfast.open(dest) as store:
+            assert [run.id for run in store.due()] == ["r"]
+    with holdfast.open(dest) as store, store.agent("nap") as agent:
+        agent.run(naps.options(id="r"))
+        assert agent.state["slept"] is True
+    assert cli("move", str(dest), store=here).code == 0
+    with holdfast.open(dest) as store:
+        assert store.due() == [], "it has ended there, and stays so"
+
+
+def test_agents_that_cannot_be_backed_up_keep_none_of_the_others_back(cli, filled, tmp_path):
+    dest = tmp_path / "the dest"
+    assert cli("backup", str(dest)).code == 0
+    for place in (filled, dest):  # one that grew in both, one that is another one there, and one that is new
+        with holdfast.open(place, inert=True) as store:
+            with store.agent("trip-7") as agent:
+                agent.state["place"] = str(place)
+                agent.checkpoint()
+            store.agent("again/child").checkpoint()
+    with holdfast.open(filled, inert=True) as store:
+        store.agent("again").checkpoint()
+        store.agent("new").checkpoint()
+    refused = cli("backup", str(dest))
+    assert refused.code == 3
+    assert "Not copied: again/child, again, trip-7; all other agents (3) were" in refused.err
+    with holdfast.open(dest, readonly=True, inert=True) as store:
+        # "again" was not copied: it would be newer there than its child.
+        assert {"new", "again"} & {one.name for one in store.agents()} == {"new"}
+    kept = cli("move", str(dest))
+    assert (kept.code, cli("tag", "trip-7", "goes-on").code) == (3, 0)
+    for _ in range(2):
+        line = shlex.split(cli("backup", str(dest)).err.split("`")[1])
+        assert line[:2] == ["holdfast", "push"]
+        typed = ["elsewhere" if word == "NAME" else word for word in line[1:]]
+        assert cli(*typed, store=None).code == 0
+    assert cli("backup", str(dest)).code == 0
+    assert cli("move", str(dest)).code == 0
+
+
+def test_a_store_is_not_put_into_its_own_directory(cli, filled, tmp_path):
+    for verb in ("backup", "move", "push"):
+        refused = cli(verb, str(filled / "sub"))
+        assert (refused.code, "own directory" in refused.err) == (2, True)
+        assert not (filled / "sub").exists()
+    with holdfast.open(filled, inert=True) as store, holdfast.open(filled / "sub") as inside:
+        for source, other in ((store, inside), (inside, store)):
+            for put in (source.backup, source.move):
+                with pytest.raises(holdfast.errors.BadOption, match="deletes both"):
+                    put(other)

@@ -1018,7 +1018,7 @@ def test_a_thaw_that_is_killed_anywhere_leaves_nothing_to_be_done_twice(store_pa
 
     def thaw(path):
         with holdfast.open(path) as store, store.agent("trip-7", when=None) as agent:
-            unknown, move = agent._plan_thaw("start", ["leaving.book"])
+            unknown, _, move = agent._plan_thaw("start", ["leaving.book"])
             assert not unknown
             move()
 

@@ -35,7 +35,7 @@ OTHERS = {
     holdfast.Store: "agents branch close copy costs due effects export import_bundle mark move open_runs policies pull"
     " push backup verify_restore queues remove resolve retain runs schedules set_policy set_queue signals stats tag"
     " tier untag verify worker workspaces freeze thaw migrate diff explain keep minimise moments replay validate"
-    " what_if acting_as last_verified updated when workers writers",
+    " what_if acting_as half_thawed last_verified look updated when workers writers",
     holdfast.Agent: "abandoned at atomic branch branches changes close context crashes declare_modes diff effects"
     " events files generator info log mark now phase plan_fork plan_rollback random read_file refresh resource runs"
     " secret stack_at tag"

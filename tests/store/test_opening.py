@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast import repair
 from holdfast.errors import (
     BadOption,
     Damaged,
     NewerFormat,
     NotAStore,
     ReadOnly,
+    StoreFailed,
     StoreReadOnly,
 )
 from holdfast.store import files
@@ -163,6 +166,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         ({"key": b"short"}, "a key of 5 bytes"),
         ({"key": ""}, "an empty passphrase"),
         ({"objects": "gopher://there"}, "gopher:// address"),
+        ({"objects": "s3:/bucket/prefix"}, "must be a path or scheme://"),
     ):
         with pytest.raises(BadOption, match=words):
             holdfast.open(path, **options)
@@ -175,6 +179,20 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
     with pytest.raises(BadOption, match="UTF-8"):
         holdfast.open(os.fsencode(tmp_path / "odd") and Path(os.fsdecode(os.fsencode(tmp_path) + b"/st\xffre")))
     assert names(tmp_path) == []
+
+
+def test_an_address_with_one_slash_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in ("postgresql:/me:secret@host/db", "postgres:/host", "mysql:/me:secret@host/db"):
+        for use in (holdfast.open, holdfast.keys.init, holdfast.keys.listed, lambda it: repair("store", it)):
+            with pytest.raises(BadOption) as caught:
+                use(place)
+            assert "secret" not in str(caught.value)
+        with pytest.raises(BadOption, match="is text, not a path"):
+            holdfast.open(Path(place))
+    assert names(tmp_path) == []
+    made("./postgresql:/x")
+    assert names(tmp_path) == ["postgresql:"]
 
 
 def test_where_large_values_lie_is_said_once(tmp_path):
@@ -229,6 +247,23 @@ def test_a_read_only_file_system_can_be_read(store_path, alone):
             holdfast.open(store_path / "new")
 
 
+@pytest.mark.root
+def test_a_read_only_file_system_with_a_log_that_nobody_can_read(store_path):
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("one")
+        copy = store_path.with_name("copy")
+        shutil.copytree(store_path, copy)
+    (copy / "store.db-shm").unlink()
+    with frozen(copy):
+        for readonly in (True, False):
+            with pytest.raises(StoreFailed, match="cannot be written, and what its log holds") as caught:
+                holdfast.open(copy, readonly=readonly)
+            assert "Nothing is lost. Copy the whole directory" in caught.value.hint
+        shutil.copytree(copy, store_path.with_name("again"))
+    with holdfast.open(store_path.with_name("again"), readonly=True) as store:
+        assert [one.label for one in store.agent("a").log()] == ["one"]
+
+
 # -- two at once, and one that dies -------------------------------------------------------------------------
 
 
@@ -277,3 +312,32 @@ def test_one_that_dies_while_it_creates_leaves_no_store(store_path, monkeypatch)
     monkeypatch.undo()
     assert not store_path.exists()
     made(store_path)
+
+
+@pytest.mark.parametrize("lost", [["packs"], ["locks"], ["packs", "locks"]])
+def test_folders_that_were_empty_and_got_lost_on_the_way_are_made_anew(tmp_path, lost):
+    path = made(tmp_path / "store")
+
+    def without():
+        for name in lost:
+            shutil.rmtree(path / name, ignore_errors=True)
+        return path
+
+    with holdfast.open(without(), readonly=True) as store:
+        assert store.verify().ok
+        assert store.stats()["counts"]["pack"] == 0
+        assert not [name for name in lost if (path / name).exists()], "who reads changes nothing"
+    assert repair(without()).whole
+    assert repair(without(), tmp_path / "saved").whole
+    with holdfast.open(without()) as store:
+        assert store.retain(holdfast.Policy(last=1)).kept == 1
+        agent = store.agent("a")
+        agent.state["big"] = os.urandom(400_000)
+        if "packs" in lost:
+            (path / "packs").rmdir()  # also while it is open
+        agent.checkpoint()
+        assert store.verify().ok
+    shutil.rmtree(without())
+    with pytest.raises(NotAStore):
+        holdfast.open(path, create=False)
+    assert not path.exists()

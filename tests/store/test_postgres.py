@@ -14,7 +14,9 @@ from contextlib import suppress
 import psycopg
 import pytest
 
+import holdfast
 from holdfast import errors
+from holdfast.agent.store import Store
 from holdfast.store import connection
 from holdfast.store import postgres as module
 from holdfast.store.advisory import AdvisoryLeases
@@ -26,6 +28,7 @@ from holdfast.store.manifest import Manifest, identity
 from holdfast.store.postgres import Postgres
 from holdfast.store.rows import BEGINNING, Branch, node_digest
 from tests import postgres
+from tests.conftest import unsaved
 
 SECRET = "tr0ub4dor%26three"  # in a URL; it stands for tr0ub4dor&three
 RAW = b"node" * 100
@@ -529,3 +532,61 @@ def test_a_server_that_has_gone_back_is_noticed_and_one_that_was_tidied_is_not(s
         engine.run("SELECT 1")
     assert len(View(opened(url), PLAIN).checkpoints()) == 1  # who comes anew cannot know
     server.execute(f'DROP DATABASE "{name}_new" WITH (FORCE)')
+
+
+def put_back(connection, schema: str) -> None:
+    """As an older dump is: every row of a schema becomes what it was, under the connections that there are."""
+    tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'older'").fetchall()
+    for (table,) in tables:
+        connection.execute(
+            f'DELETE FROM "{schema}".{table}; INSERT INTO "{schema}".{table} SELECT * FROM older.{table}'
+        )
+
+
+@unsaved
+def test_an_older_dump_that_is_put_back_is_noticed_under_living_connections(url, tmp_path):
+    with psycopg.connect(url, autocommit=True) as admin, holdfast.open(url) as store:
+        agent, other = store.agent("x"), store.agent("y")
+        for one in (agent, other):
+            one.state["n"] = 0
+            one.checkpoint()
+        admin.execute("CREATE SCHEMA older")
+        for (table,) in admin.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'").fetchall():
+            if table != "lease":
+                admin.execute(f"CREATE TABLE older.{table} AS TABLE holdfast.{table}")
+        for number in range(1, 5):
+            agent.state["n"] = number
+            agent.checkpoint()
+        assert store.verify().ok
+        put_back(admin, "holdfast")
+        other.state["n"] = 1
+        other.checkpoint()  # nothing of its own was lost
+        (problem,) = store.verify().problems
+        assert "has gone back" in problem.detail
+        agent.state["n"] = 5
+        for use in (agent.log, lambda: store.export(tmp_path / "file", ["y"]), agent.checkpoint):
+            with pytest.raises(errors.StoreWentBack, match="has gone back"):
+                use()
+    with holdfast.open(url) as store, store.agent("x") as agent:  # who comes anew cannot know
+        assert agent.state["n"] == 0
+
+
+def test_what_others_do_to_a_branch_is_not_taken_for_a_loss(url):
+    with holdfast.open(url) as store:
+        agent = store.agent("x")
+        agent.state["n"] = 0
+        agent.checkpoint()
+        other = Store.opened(f"{url}&application_name=other")  # with connections of its own
+        taken = other.agent("x", takeover=True)
+        taken.state["n"] = 1
+        taken.checkpoint()
+        taken.close()
+        assert store.verify().ok
+        agent.state["n"] = 2
+        with pytest.raises(errors.Fenced, match="another process has taken it over"):
+            agent.checkpoint()
+        other.remove("x")
+        other.close()
+        assert store.verify().ok
+        with pytest.raises(errors.Fenced):
+            agent.checkpoint()

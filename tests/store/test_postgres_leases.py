@@ -22,7 +22,7 @@ from holdfast.store.cipher import PLAIN
 from holdfast.store.postgres import Postgres
 from holdfast.store.processes import has_ended, identity, is_self
 from tests import postgres, warm
-from tests.store.test_postgres import add_branch, end_sessions, opened, server, take, url
+from tests.store.test_postgres import add_branch, end_sessions, opened, say, server, take, url
 from tests.strikes import struck
 
 __all__ = ["opened", "server", "url"]  # fixtures
@@ -140,6 +140,19 @@ try:
 except Fenced:
     print("fenced", flush=True)
 """
+
+
+def test_a_lease_that_is_lost_because_the_store_went_back_is_told_as_that(url, opened):
+    engine = opened(url)
+    branch, leases = add_branch(engine), AdvisoryLeases(engine)
+    lease = take(leases, engine, branch)
+    engine.acknowledge(branch.b, 1, 0)
+    say(url, "UPDATE holdfast.branch SET generation = 0 RETURNING b")  # as an older dump has it
+    lease.until_s = 0.0
+    with pytest.raises(errors.StoreWentBack, match="has gone back"):
+        lease.confirm()
+    assert not lease.fresh
+    leases.close()
 
 
 def test_a_holder_that_is_not_heard_of_in_time_is_passed_over_though_its_lock_is_there(url, opened):

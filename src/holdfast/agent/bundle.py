@@ -40,8 +40,9 @@ from holdfast.store import files, keys
 from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed, digest
-from holdfast.store.database import Contents, is_url
+from holdfast.store.database import Contents
 from holdfast.store.keys import BundleKeys, Key, Secret, find_secret
+from holdfast.text import is_url
 
 MAGIC = b"HFBUND03"
 KEYED_MAGIC = b"HFBUND04"

@@ -22,10 +22,11 @@ from holdfast.agent.pending import Now, Pending
 from holdfast.codec.document import Document
 from holdfast.codec.state import Sections
 from holdfast.codec.told import Captured, Saved
-from holdfast.errors import Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
+from holdfast.errors import Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store import copies
+from holdfast.store.catalog import View
 from holdfast.store.changes import NOTHING, Change, NewCheckpoint, NewRecord, Objects, now_us, pack_node
-from holdfast.store.engine import Refused, Unsure
+from holdfast.store.engine import Refused, Unsure, went_back
 from holdfast.store.rows import Branch
 from holdfast.store.writer import PASSING, TAKEN, Job
 
@@ -429,7 +430,7 @@ class Commits:
         """
         now = self._now
         if isinstance(error, Refused):
-            error = fenced(now.firm, self._db.view.branch_at(now.firm.b), unknown=unknown)
+            error = self._moved(unknown=unknown)
         end = since
         if isinstance(error, PASSING):
             end = max([since, *(at + 1 for at, one in enumerate(now.pending) if one.accepted)])
@@ -453,6 +454,12 @@ class Commits:
             self._unsealed = WHOLE  # the next one makes the state whole in the store
             self._now = Now(now.firm, kept, dropped[0].onto, now.opened)
         return dropped
+
+    def _moved(self, *, unknown: bool = False) -> Fenced | Damaged:
+        """Why the branch is not what its writer believes: somebody else has it, or the store has gone back."""
+        mine, there = self._now.firm, self._db.view.branch_at(self._now.firm.b)
+        lost = lacks(self._db.view, mine, there)
+        return went_back(f"the store at {self._db.place}") if lost else fenced(mine, there, unknown=unknown)
 
     @staticmethod
     def _take_back(document: Saved | None, before: Sections, dropped: Sequence[Captured]) -> None:
@@ -549,6 +556,17 @@ def _on_stack(wanted: FrameType) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def lacks(view: View, mine: Branch, there: Branch) -> bool:
+    """Whether a branch is ``there`` what it was before it was ``mine``, which was acknowledged.
+
+    A generation never falls, and while it is ours nothing leads back but a loss.
+    """
+    if there.generation != mine.generation:
+        return there.generation < mine.generation
+    back = (there.epoch, there.depth) < (mine.epoch, mine.depth) or there.records < mine.records
+    return back or bool(mine.id and view.find(mine.id) is None)
 
 
 def fenced(mine: Branch, there: Branch, *, unknown: bool = False) -> Fenced:

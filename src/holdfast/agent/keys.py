@@ -19,7 +19,7 @@ from holdfast.store import files, keys
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import now_us
 from holdfast.store.cipher import PLAIN
-from holdfast.store.database import is_url, open_database, reading, shown
+from holdfast.store.database import open_database, reading, shown
 from holdfast.store.keys import (
     Key,
     Keys,
@@ -31,6 +31,7 @@ from holdfast.store.keys import (
     from_file,
     secret_of,
 )
+from holdfast.text import is_url
 
 __all__ = [
     "KeyInfo",
@@ -161,7 +162,10 @@ def old_stores(path: StorePath = None) -> list[Path]:
 
 
 def discard_old(path: StorePath = None) -> list[Path]:
-    """Delete the stores that full rotations have left beside this one. Returns where they were."""
+    """Delete the stores that full rotations have left beside this one. Returns where they were.
+
+    Raises ``StoreFailed`` if something of them is left.
+    """
     from holdfast.agent import move
 
     place = _place(path)

@@ -20,26 +20,31 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.graph import Graph
 from holdfast.agent.layers import WORKSPACE, half_way
-from holdfast.agent.opened import adopt, since
+from holdfast.agent.opened import adopt, is_own, since
 from holdfast.agent.store import MAIN, Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import (
+    AgentBusy,
     BadOption,
+    Contention,
     Damaged,
+    HistoriesDiverged,
     HoldfastError,
     NotEncrypted,
     ReadOnly,
     StoreBusy,
     StoreFailed,
     Unavailable,
+    command,
 )
 from holdfast.store import files
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, Opens
-from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES, is_url
+from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES
 from holdfast.store.keys import secret_of
 from holdfast.store.rows import Open, body_bytes, read_body
 from holdfast.store.sqlite import Sqlite
+from holdfast.text import is_url
 
 if TYPE_CHECKING:
     from holdfast.agent.verify import Problem
@@ -50,14 +55,18 @@ FACTS = ("policy", "queues")
 
 _OWN = frozenset({"store.db", "store.db-wal", "store.db-shm", "packs", "locks", "witness", "scans"})
 _OLD_DIGITS = 12
+_NAMED = 5
 
 
 def backup(source: Store, dest: Store, progress: Progress | None = None, *, images: bool = False) -> TransferReport:
     """Bring everything that another store lacks there. It may be repeated at any time; nothing is removed there.
 
-    Images of processes go only with ``images``, to where it is encrypted; the report says who stayed for that.
+    Images of processes go only with ``images``, to where it is encrypted; the report says who stayed for that. An
+    agent that cannot be brought keeps none of the others back: what is wrong with it is raised at the end.
     """
-    report = transfer(source, dest, images=images, progress=progress)
+    _check_apart(source, dest)
+    failed: dict[str, Contention | Damaged] = {}
+    report = transfer(source, dest, images=images, failed=failed, progress=progress)
     kept = {name: value for name, value in source._db.view.facts().items() if name in FACTS}
 
     def put(change: Change) -> None:
@@ -67,6 +76,8 @@ def backup(source: Store, dest: Store, progress: Progress | None = None, *, imag
 
     if kept.keys() - dest._db.view.facts().keys():
         dest._db.change(put)
+    if failed:
+        raise _not_brought(report, failed)
     return report
 
 
@@ -83,13 +94,45 @@ def _everything(source: Store, dest: Store, progress: Progress | None = None) ->
     return report
 
 
+def _check_apart(source: Store, dest: Store) -> None:
+    """Whoever deletes the one must not delete the other."""
+    if is_url(source.place) or is_url(dest.place):
+        return
+    for inner, outer in ((source, dest), (dest, source)):
+        if Path(outer.place) in Path(inner.place).parents:
+            raise BadOption(
+                f"{inner.place} lies in the directory of the store {outer.place}: who deletes this one deletes both",
+                hint="Name a place beside it.",
+            )
+
+
+def _not_brought(report: TransferReport, failed: dict[str, Contention | Damaged]) -> Contention | Damaged:
+    """The error for agents that were not copied: of the worst of them, with a way that can be typed."""
+    name, error = next((one for one in failed.items() if isinstance(one[1], Damaged)), next(iter(failed.items())))
+    others = sorted(failed.keys() - {name})
+    names = ", ".join([name, *others[: _NAMED - 1], *(["..."] if len(others) >= _NAMED else [])])
+    error.message += f". Not copied: {names}; all other agents ({len(report.agents)}) were"
+    if isinstance(error, HistoriesDiverged):
+        more = ("--beside",) if error.branch else ("--as", "NAME")
+        line = command("push", "--store", report.source, report.dest, name, *more)
+        error.hint = f"To bring it under another name, once: `{line}`."
+    elif isinstance(error, AgentBusy):
+        error.hint = "Somebody writes it there. Close it there, then do this again."
+    return error
+
+
 def move(source: Store, dest: Store, progress: Progress | None = None) -> TransferReport:
     """Everything goes; then the source is closed, and opens only to be read: it says where everything is now.
 
-    Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
+    Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again: a source
+    that says already that it was moved there is read only, and what is left to be done is done. Then the report is
+    empty, because everything had been copied.
     """
     if source._readonly:
-        raise ReadOnly("the store to be moved was opened read-only")
+        if source._db.view.facts().get(MOVED, b"").decode() != dest.place:
+            raise ReadOnly("the store to be moved was opened read-only")
+        _carry_open(source, dest, _open_rows(source), again=True)
+        return TransferReport(source.place, dest.place, [])
     with _quiet(source):
         report = _everything(source, dest, progress)
         before = _standing(source._db.view)
@@ -120,10 +163,11 @@ def _open_rows(store: Store) -> dict[int, list[Open]]:
     return {b: view.opened(b) for (b,) in view.reader.run("SELECT DISTINCT b FROM open WHERE length(signal) = 0")}
 
 
-def _carry_open(source: Store, dest: Store, rows: dict[int, list[Open]]) -> None:
+def _carry_open(source: Store, dest: Store, rows: dict[int, list[Open]], *, again: bool = False) -> None:
     """Nobody goes on with the runs in the old place: those that are open there are so in the new one.
 
-    Not before the old one is closed: should this be cut short, they wait to be adopted.
+    Not before the old one is closed, or both would go on with them. Should this be cut short, it is done ``again``: for
+    branches that have not got theirs, which others may have gone on with since.
     """
     view, alive = source._db.view, dest._db.leases.alive
 
@@ -133,6 +177,8 @@ def _carry_open(source: Store, dest: Store, rows: dict[int, list[Open]]) -> None
             agent = change.agent_of(view.agent_at(old.a).uuid)
             for new in change.branches(agent.a) if agent is not None else ():
                 same = new.uuid == old.uuid and new.end.position == old.end.position
+                if again and same and is_own(change, new):
+                    continue
                 if same and not (new.generation and alive(new.uuid, new.generation)):
                     adopt(change, new, since(old, view.line(old.line)))
                     change.set_open(new.b, Opens([(None, None)], some))
@@ -262,7 +308,10 @@ def rotate(
             files.discard(building)
     _carry(old, path)
     if discard_old:
-        files.discard(old)
+        try:
+            files.delete(old)
+        except StoreFailed as error:
+            raise StoreFailed(f"everything is encrypted anew, but {error.message}", hint=error.hint) from error
         return None
     with suppress(HoldfastError), open_unseen(old, secret) as left:
         left._db.change(lambda change: change.set_fact(MOVED, str(path).encode()))
@@ -279,16 +328,21 @@ def old_ones(path: Path) -> list[Path]:
 
 
 def discard_old(place: str) -> list[Path]:
-    """Delete the stores that gave their place to the one there. Returns where they were."""
+    """Delete the stores that gave their place to the one there, or raise; returns where they were."""
     path = Path(os.path.realpath(place))
     if not files.classify(path):
         raise BadOption(
             f"there is no store at {path}", hint="The old store may be the only good copy. Nothing was deleted."
         )
-    found = old_ones(path)
+    found, failed = old_ones(path), None
     for one in found:
         _carry(one, path)
-        files.discard(one)
+        try:
+            files.delete(one)
+        except StoreFailed as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
     return found
 
 

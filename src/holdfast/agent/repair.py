@@ -42,7 +42,7 @@ from holdfast.store.changes import (
     now_us,
     pack_node,
 )
-from holdfast.store.database import SCHEDULES, is_url
+from holdfast.store.database import SCHEDULES
 from holdfast.store.files import (
     Layout,
     classify,
@@ -69,6 +69,7 @@ from holdfast.store.rows import (
     body_bytes,
 )
 from holdfast.store.witness import Noted, lost, remembered, witness_report
+from holdfast.text import is_url
 
 _LOST_MAX = 100_000
 """Records that are lost in one place. A row that speaks of more is taken for damaged itself."""

@@ -46,7 +46,7 @@ from holdfast.errors import (
 from holdfast.store import copies, keys
 from holdfast.store.catalog import Progress, View, quietly
 from holdfast.store.changes import ACTING, Change, NewRecord, now_us
-from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
+from holdfast.store.database import MOVED, OBJECTS, Database, open_database, shown
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
@@ -54,6 +54,7 @@ from holdfast.store.leases import FileLeases
 from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point
 from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.tables import FORMAT_VERSION
+from holdfast.text import is_url
 
 if TYPE_CHECKING:
     from holdfast.agent.cost import Costs
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from holdfast.agent.retention import RetentionReport
     from holdfast.agent.tiering import Tiering
     from holdfast.agent.transfer import TransferReport
-    from holdfast.agent.verify import VerifyReport
+    from holdfast.agent.verify import Problem, VerifyReport
 
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
@@ -182,7 +183,7 @@ class Store:
         if durability not in DURABILITIES:
             raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
         named = path if path is not None else find_store()
-        if not isinstance(named, str) and os.fspath(named).startswith(("postgresql:/", "postgres:/")):
+        if not isinstance(named, str) and is_url(os.fspath(named)):
             raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
         place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
         sys.audit("holdfast.open", place, readonly)
@@ -750,6 +751,13 @@ class Store:
         self._check_open()
         return verify(self, progress, agents)
 
+    def look(self) -> list[Problem]:
+        """What a quick look at names and sizes finds wrong. Without any, ``verify`` may still find damage."""
+        from holdfast.agent.verify import look
+
+        self._check_open()
+        return look(self)
+
     def last_verified(self) -> dict[str, Any] | None:
         """When this user last verified the whole store (``at``), whether it was ``ok``, and how many ``problems``."""
         from holdfast.agent.verify import last_verified
@@ -796,7 +804,10 @@ class Store:
         return source.push(self, agents, beside=beside, new_name=new_name, images=images, progress=progress)
 
     def backup(self, dest: Store, progress: Progress | None = None) -> TransferReport:
-        """As push() of everything but images, with what people have set for the store. Nothing is removed there."""
+        """As push() of everything but images, with what people have set for the store. Nothing is removed there.
+
+        An agent that cannot be brought keeps none of the others back: its error is raised when they are there.
+        """
         from holdfast.agent.move import backup
 
         self._check_open()
@@ -807,7 +818,8 @@ class Store:
         """As backup(), with images; then this store is closed for good: it can only be read, and names ``dest``.
 
         Raises ``NotEncrypted``, with this store as it was, if there are images of processes and ``dest`` is plain.
-        Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
+        Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again; if this
+        store says already that it was moved there, it is opened with ``readonly=True`` for that.
         """
         from holdfast.agent.move import move
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,7 +35,17 @@ from holdfast.agent.refs import (
     received,
     unmoved,
 )
-from holdfast.errors import BadOption, Damaged, Forgotten, NotEncrypted, ReadOnly
+from holdfast.errors import (
+    BadOption,
+    Contention,
+    Damaged,
+    Forgotten,
+    HoldfastError,
+    NotEncrypted,
+    ReadOnly,
+    StoreBusy,
+    StoreWentBack,
+)
 from holdfast.store.catalog import Progress, View, listed, quietly, slices
 from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
@@ -94,12 +104,14 @@ def transfer(
     beside: bool = False,
     new_name: str | None = None,
     images: bool | None = False,
+    failed: dict[str, Contention | Damaged] | None = None,
     progress: Progress | None = None,
 ) -> TransferReport:
     """Bring what ``dest`` lacks of some agents, or of all, from ``source``.
 
     Agents that hold images of processes only with ``images``; None: they go as all others, and ``dest`` is as safe as
-    the source.
+    the source. ``failed``: agents that cannot be brought are put there, each with the reason, and the others are
+    brought.
     """
     if source._db.uuid == dest._db.uuid:
         raise BadOption("both are the same store, or copies of one", hint="Name two different stores.")
@@ -124,8 +136,11 @@ def transfer(
         same = set() if named else _same(contents.view, dest._db.view, source._db.uuid)
         moving = _Moving(source, dest, contents, beside, new_name, images is not False, progress or quietly)
         moved: dict[int, TransferredAgent] = {}
+        left: list[str] = []
         for row in sorted(chosen, key=lambda row: -row.name.count("/")):  # so that no child is older than its parent
             try:
+                if failed and (error := _child_of(row, failed)) is not None:
+                    raise error
                 moved[row.a] = TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row)
             except HoldsImage:
                 if row.a in named:
@@ -133,7 +148,12 @@ def transfer(
                         f"{row.name} holds images of processes, which are left out",
                         hint="Say that they are meant: --images. The other store has to be encrypted.",
                     ) from None
-    left = [row.name for row in chosen if row.a not in moved]
+                left.append(row.name)
+            except (Contention, Damaged) as error:
+                if failed is None or isinstance(error, (StoreBusy, StoreWentBack)):  # that is about all of them
+                    raise
+                failed[row.name] = error
+    left.sort()
     return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen if row.a in moved], left)
 
 
@@ -146,6 +166,11 @@ def _say_half_way(view: View, chosen: Iterable[Agent]) -> None:
                 "%s: %s is half-way between two checkpoints; a copy has no directory, and does not finish that",
                 row.name, path,
             )  # fmt: skip
+
+
+def _child_of(agent: Agent, failed: Mapping[str, HoldfastError]) -> HoldfastError | None:
+    """Why a child of an agent was not brought, if one was not."""
+    return next((error for name, error in failed.items() if name.startswith(f"{agent.name}/")), None)
 
 
 def family(view: View, named: Sequence[int]) -> list[int]:

@@ -23,16 +23,22 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent import history, metadata
 from holdfast.agent.evidence import Found, Histories, Lines, Refs, Told, scan
 from holdfast.agent.opened import difference, wanted
-from holdfast.errors import Damaged, ForkedHandle, StoreClosed, Unavailable
+from holdfast.errors import ColdPlaceMissing, Damaged, ForkedHandle, StoreClosed, Unavailable
 from holdfast.store import keys, witness
 from holdfast.store.catalog import ROWS_AT_ONCE, Progress, View, quietly
-from holdfast.store.database import Contents
+from holdfast.store.database import Contents, copied
 from holdfast.store.manifest import members_of, uncompressed
+from holdfast.store.objects import Folder
+from holdfast.store.packs import file_name
 from holdfast.store.rows import NODE_MAX_BYTES, Agent, Branch, node_digest
+from holdfast.store.sqlite import Sqlite
 from holdfast.store.tables import TABLES
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
+
+_ASKED_AGAIN = 100
+"""Packs that a quick look finds nowhere, and looks for once more."""
 
 # -- what is said of it ------------------------------------------------------------------------------------------
 
@@ -111,6 +117,36 @@ class VerifyReport:
     def __repr__(self) -> str:
         away = f", {len(self.unreachable)} places unreachable" if self.unreachable else ""
         return f"<VerifyReport {'ok' if self.ok else f'{len(self.problems)} problems{away}'}>"
+
+
+# -- a quick look ------------------------------------------------------------------------------------------------
+
+
+def look(store: Store) -> list[Problem]:
+    """What is wrong with names and sizes; nothing is read. Sizes in a bucket are left out: one request each."""
+    db, found = store._db, []
+    if (error := copied(db)) is not None:
+        found.append(Problem("store", f"{error.message}. {error.hint}"))
+    if isinstance(db.engine, Sqlite):
+        found += [Problem("witness", text) for text in witness.witness_report(db.engine.layout.path).problems]
+    with db.moment() as (view, packs), suppress(ColdPlaceMissing):  # a place that is away is told of elsewhere
+        places = [place for place in (packs.here, packs.cold) if place is not None]
+        there = {name for place in places for name, _ in place.names()}
+        rows = {file_name(pack): size for pack, size in view.packs().items()}
+        gone = sorted(rows.keys() - there)
+        if len(gone) <= _ASKED_AGAIN:  # one that is moved just now may be in neither list
+            gone = [name for name in gone if not any(place.size(name) for place in (*places, *places))]
+        short = [
+            name
+            for place in places
+            for name in sorted(rows.keys() & there if isinstance(place, Folder) else ())
+            if place.size(name) not in {None, rows[name]}
+        ]
+        for names, how in ((gone, "missing"), (short, "not as long as it was written")):
+            if names:
+                more = f"; so are {len(names) - 1} more" if len(names) > 1 else ""
+                found.append(Problem("packs", f"packs/{names[0]} is {how}{more}"))
+    return found
 
 
 # -- the whole store ---------------------------------------------------------------------------------------------

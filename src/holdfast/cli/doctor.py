@@ -20,10 +20,10 @@ from typing import Any
 from rich.text import Text
 
 from holdfast import HalfThawed, Store, WorkspaceInfo
-from holdfast.cli.exits import exit_code
+from holdfast.cli.exits import DAMAGED, exit_code
 from holdfast.cli.output import Output
-from holdfast.cli.session import Given, Json, Session, half_way, is_url, shown
-from holdfast.cli.text import ago, clean, count, now, size
+from holdfast.cli.session import Given, Json, Session, half_way, shown
+from holdfast.cli.text import ago, clean, count, is_url, now, size
 from holdfast.errors import HoldfastError, NotAStore
 
 LOW_SPACE_BYTES = 256 * 2**20
@@ -48,7 +48,8 @@ _TOO_FAST_S = 20e-6
 def doctor(*, json: Json = False, session: Given) -> int:
     """Check the machine, the store and who holds it.
 
-    Ends with 0 unless the store cannot be opened, or its holdfast.toml be used. `holdfast verify` checks what is in it.
+    Ends with 0 unless the store cannot be opened, or its holdfast.toml be used, or a pack of it is missing.
+    `holdfast verify` checks what is in it.
     """
     data: dict[str, Any] = {"holdfast": holdfast_version()}
     data["python"] = f"{platform.python_implementation()} {platform.python_version()}"
@@ -59,6 +60,8 @@ def doctor(*, json: Json = False, session: Given) -> int:
     data["freezing"] = _freezing()
     data["store"], code = _store(session)
     troubles = list(_troubles(data))
+    if data["store"] is not None:
+        data["store"].pop("look", None)  # it is among the troubles
     data["troubles"] = [{"level": level, "text": text} for level, text in troubles]
     if json:
         session.json("doctor", **data)
@@ -99,6 +102,9 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
             found["workspaces"] = [one.to_json() for one in store.workspaces()]
             found["half_thawed"] = [one.to_json() for one in store.half_thawed()]
             found["when"], code = _when(store)
+            found["look"] = [(one.what, one.detail) for one in store.look()]
+            if any(what == "packs" for what, _ in found["look"]):
+                code = DAMAGED
     except HoldfastError as error:
         if isinstance(error, NotAStore) and session.place is None and not os.environ.get("HOLDFAST_STORE"):
             return None, 0  # nobody named one, and there need not be any
@@ -145,6 +151,13 @@ def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         return
     if store["when"]:
         yield ("error", f"No agent can be opened: {_said(store['when'])}")
+    for what, detail in store["look"]:
+        if what == "store":
+            yield ("warning", detail)
+        elif what == "packs":
+            yield ("error", f"{detail}. `holdfast verify` says which checkpoints need it.")
+        else:
+            yield ("warning", f"{detail}. `holdfast verify` says whether anything else is wrong.")
     if store["moved"]:
         yield ("note", f"This store was moved to {store['moved']}, and can only be read.")
     for one in store["workspaces"]:

@@ -23,7 +23,7 @@ from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.complete import agents, refs, revisions
 from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
-from holdfast.cli.text import clean, shorten
+from holdfast.cli.text import clean, is_url, shorten
 from holdfast.errors import BadOption, UnknownRevision, command
 
 if TYPE_CHECKING:
@@ -158,10 +158,6 @@ def limited(limit: int | None, *, json: bool) -> int | None:
     return (limit if limit is not None else 0 if json else SHOWN) or None
 
 
-def is_url(place: str) -> bool:
-    return "://" in place
-
-
 def absolute(place: str) -> str:
     """The same place, from wherever it is looked at. Links stay."""
     return place if is_url(place) else os.path.abspath(place)  # noqa: PTH100
@@ -169,7 +165,7 @@ def absolute(place: str) -> str:
 
 def shown(place: str | None) -> str | None:
     """A place as it may be printed before it was opened: of a URL nothing that could be a password."""
-    return place if place is None or not is_url(place) else f"{place.partition('://')[0]}://…"
+    return place if place is None or not is_url(place) else f"{place.partition(':/')[0]}://…"
 
 
 def looking(store: Store, revision: str) -> tuple[Agent, Checkpoint]:

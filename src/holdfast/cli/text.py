@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from holdfast.text import age, clean, count, shorten, size
+from holdfast.text import age, clean, count, is_url, shorten, size
 
-__all__ = ["ago", "clean", "count", "moment", "now", "shorten", "size"]
+__all__ = ["ago", "clean", "count", "is_url", "moment", "now", "shorten", "size"]
 
 
 def ago(then: datetime, now: datetime) -> str:

@@ -34,14 +34,22 @@ from holdfast.cli.session import (
     Progress,
     Session,
     bars,
-    is_url,
     option,
     reader,
     shown,
 )
 from holdfast.cli.store import Objects
-from holdfast.cli.text import clean, count, size
-from holdfast.errors import BadOption, KeyNeeded, NotABundle, NotAStore, NotEncrypted, SourceUnreadable, WrongKey
+from holdfast.cli.text import clean, count, is_url, size
+from holdfast.errors import (
+    BadOption,
+    KeyNeeded,
+    NotABundle,
+    NotAStore,
+    NotEncrypted,
+    ReadOnly,
+    SourceUnreadable,
+    WrongKey,
+)
 from holdfast.run import module_of
 
 if TYPE_CHECKING:
@@ -158,9 +166,19 @@ def move(dest: str, /, *, ends: Ends = _ENDS, json: Json = False, session: Given
     dest
         The other store: its directory, or postgresql://... It is made if there is none.
     """
-    with _both(session, session.place, dest, ends, readonly=False) as (source, store, progress):
-        report = source.move(store, progress)
-    _tell(session, report, "move", json=json)
+    again = False
+    try:
+        with _both(session, session.place, dest, ends, readonly=False) as (source, store, progress):
+            report = source.move(store, progress)
+    except ReadOnly as error:
+        try:
+            with _both(session, session.place, dest, ends, create=False) as (source, store, progress):
+                report = source.move(store, progress)  # it was moved there: something may be left to be done
+        except (NotAStore, ReadOnly):
+            raise error from None
+        again = True
+    if json or not again:
+        _tell(session, report, "move", json=json)
     if not json:
         session.out.say(f"{clean(report.source)} can only be read from now on. Programs open {clean(report.dest)}.")
     return 0
@@ -185,6 +203,7 @@ def _both(
     called: str | None = None,
     *,
     readonly: bool = True,
+    create: bool = True,
 ) -> Iterator[tuple[Store, Store, Progress]]:
     """The store that things are brought from, the one that they are brought to, and bars.
 
@@ -195,6 +214,11 @@ def _both(
         there = dest or os.environ.get("HOLDFAST_STORE") or ".holdfast"
         if _same(source or store.place, there):
             raise BadOption(f"{shown(there)} is the store itself", hint="Name another one.")
+        if not (is_url(there) or is_url(store.place)) and Path(store.place) in Path(os.path.realpath(there)).parents:
+            raise BadOption(
+                f"{there} lies in the store's own directory: who deletes that deletes both",
+                hint="Name a place beside it.",
+            )
         for name in agents:
             reader(store, name)  # raises if there is none
         if called is not None and len(agents or store.agents(limit=2)) != 1:
@@ -205,7 +229,7 @@ def _both(
                 f"{store.place} is encrypted, and the new store at {shown(dest) or 'this place'} would not be",
                 hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
             )
-        other = _opened(session, dest, "--dest-key-file", key, objects=ends.objects)
+        other = _opened(session, dest, "--dest-key-file", key, objects=ends.objects, create=create)
         with other, bars(session.err) as progress:
             yield store, other, progress
 

@@ -17,6 +17,7 @@ from time import gmtime, strftime, strptime
 
 from holdfast.crash import kinds
 from holdfast.errors import BadOption, DumpFailed, NotADump
+from holdfast.text import is_url
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-\d+-(.*)-[0-9a-f]{4}\.hfdump")
 _STAMP = re.compile(r"\d{8}T\d{6}Z")  # how names begin that nobody chose
@@ -29,7 +30,7 @@ def of(store: str | os.PathLike[str] | None) -> Path:
     named = os.environ.get("HOLDFAST_DUMPS")
     if named:
         return Path(named)
-    if store is not None and "://" not in os.fspath(store):  # a server has no folder
+    if store is not None and not is_url(os.fspath(store)):  # a server has no folder
         return Path(store) / "dumps"
     return default()
 

@@ -30,6 +30,7 @@ from holdfast.crash.redaction import Redactor
 from holdfast.crash.shapes import is_subtype, type_name
 from holdfast.crash.watch import Watch
 from holdfast.errors import BadOption, HoldfastError
+from holdfast.text import is_url
 
 if TYPE_CHECKING:
     from holdfast.crash.outside import Fatal
@@ -148,7 +149,7 @@ def install(
     place = getattr(store, "place", store)
     options = {
         "to": Path(to) if to is not None else None,
-        "store": Path(place) if place is not None and "://" not in str(place) else None,  # a server has no folder
+        "store": Path(place) if place is not None and not is_url(str(place)) else None,  # a server has no folder
         "core": core, "hang_s": hang_s, "deadlocks": deadlocks, "limits": limits, "logs": logs, "native": native,
         "sidecar": sidecar, "say": say,
     }  # fmt: skip

@@ -30,8 +30,8 @@ from holdfast.agent.agent import Agent
 from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, StoreBusy
 from holdfast.process.image import began
 from holdfast.store import processes
-from holdfast.store.database import is_url
 from holdfast.store.processes import boot
+from holdfast.text import is_url
 
 DEADLINE_S = 10.0
 """How long a freeze waits for a process to come to rest: for calls in flight, blocks and runs to end."""

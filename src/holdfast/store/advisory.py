@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from holdfast.errors import Fenced, HoldfastError, StoreBusy
+from holdfast.errors import Fenced, HoldfastError, StoreBusy, Unavailable
 from holdfast.store import engine as interfaces
 from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.connection import Link, Seat, Statement
@@ -293,6 +293,9 @@ class AdvisoryLeases:
         with self._seat.lock:
             if lease.held and not lease.fresh:  # somebody else may have done it meanwhile
                 self._confirm_all()
+            if not lease.fresh:
+                with suppress(Unavailable), self._engine.explained("asking for a lease"):
+                    self._engine.compare(self._seat.ready(self._connect))  # raises where the store has gone back
         if not lease.fresh:
             raise Fenced(
                 "the lease of this branch could not be confirmed: another process may be its writer by now, so"

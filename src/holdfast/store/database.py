@@ -52,6 +52,7 @@ from holdfast.store.sqlite import Sqlite, SqliteTx
 from holdfast.store.tables import APPLICATION_ID, FORMAT_VERSION, check_version, ddl
 from holdfast.store.witness import Witness
 from holdfast.store.writer import Job, Writers
+from holdfast.text import is_url
 
 T = TypeVar("T")
 
@@ -84,10 +85,6 @@ class Contents(NamedTuple):
 
     view: View
     packs: Packs
-
-
-def is_url(place: str) -> bool:
-    return "://" in place
 
 
 def shown(place: str) -> str:
@@ -428,11 +425,11 @@ def open_database(
     engine: Any
     layout = None
     if isinstance(place, str) and is_url(place):
-        scheme = place.partition("://")[0]
+        scheme = place.partition(":/")[0]
         if scheme not in {"postgresql", "postgres"}:
             raise BadOption(
                 f"no store can be opened at a {scheme}:// address",
-                hint="Give the path of a directory, or postgresql://...",
+                hint="Give the path of a directory (./NAME, if its name begins so), or postgresql://...",
             )
         make = partial(fill, secret=secret, objects=objects)
         engine = _server(place, readonly=readonly, make=make if create and not readonly else None)
@@ -446,6 +443,8 @@ def open_database(
             create_store(layout.path, secret, objects)
             files.classify(layout.path)
         processes.close_inherited(layout.catalog)
+        if not readonly:
+            files.complete(layout)
         try:
             engine = Sqlite(layout, readonly=readonly, vfs=vfs)
         except StoreReadOnly as error:
@@ -584,6 +583,15 @@ def _check_home(facts: Facts, engine: Engine, *, trusted: bool) -> bool:
             " trust_older=True. To have two, make the other one with `holdfast backup`. It can be read in any case.",
         )
     return False
+
+
+def copied(db: Database) -> StoreCopied | None:
+    """Why nobody may write to an open store that is a copy; None if it is not one."""
+    try:
+        _check_home(read_facts(db.engine, None, db.cipher), db.engine, trusted=False)
+    except StoreCopied as error:
+        return error
+    return None
 
 
 def unlock(engine: Engine, secret: Secret | None, uuid: bytes) -> Cipher:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from holdfast.errors import Contention, StoreBusy, StorePoisoned, Unavailable
+from holdfast.errors import Contention, StoreBusy, StorePoisoned, StoreWentBack, Unavailable
 from holdfast.store.tables import Dialect
 
 T = TypeVar("T")
@@ -144,6 +144,16 @@ def check_poison(engine: Engine) -> None:
     """Raise if nothing is written any more. A new error each time: one that is kept would collect tracebacks."""
     if (poison := engine.poison) is not None:
         raise StorePoisoned(poison.message, hint=poison.hint)
+
+
+def went_back(where: str) -> StoreWentBack:
+    """What is said of an open store that lacks what was acknowledged through it."""
+    return StoreWentBack(
+        f"{where} has gone back: it has lost what it had acknowledged; nothing was written",
+        lost="the newest checkpoints",
+        hint="A backup was put back, or on a server a replica that lagged behind was promoted. Close the store and open"
+        " it again to go on with what is there.",
+    )
 
 
 class Lease(Protocol):

@@ -286,6 +286,17 @@ def birth_ns(path: str) -> int:
     return int(seconds) * 10**9 + int(ns)
 
 
+def complete(layout: Layout) -> None:
+    """Make anew what was empty, and got lost on the way through git, a bucket or an archive."""
+    with contextlib.suppress(OSError):  # whoever needs it says so
+        for folder in (layout.packs, layout.locks):
+            if not folder.exists():
+                folder.mkdir()
+                fsync_directory(layout.path)
+        if not layout.moments_lock.exists():
+            layout.moments_lock.touch()
+
+
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
@@ -314,3 +325,21 @@ def discard(directory: Path) -> None:
 
     with contextlib.suppress(OSError):  # not every failure is one that rmtree ignores
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def delete(directory: Path) -> None:
+    """Remove it whole, or say what is left of it."""
+    discard(directory)
+    if not os.path.lexists(directory):
+        return
+    left = sorted(path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir())
+    why = ""
+    try:
+        (left[0].unlink if left else directory.rmdir)()
+    except OSError as error:
+        why = f" ({error.strerror or error})"
+    shown = ", ".join(str(path.relative_to(directory)) for path in left[:3]) or "folders"
+    raise StoreFailed(
+        f"{directory} could not be deleted: {len(left)} of its files are left: {shown}{', ...' * (len(left) > 3)}{why}",
+        hint="The old key opens what is left. Delete it as somebody who may.",
+    )

@@ -36,6 +36,9 @@ TEMPORARY = "tmp-"
 """How the names of half-written files in a directory begin. They are listed, so that somebody can clear them."""
 
 SCHEMES = ("s3", "gs", "az")
+_ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/(?!/)")
+"""A slip, and no path: that would make a folder of this name."""
+
 SINGLE_BYTES = 32 * 2**20
 """Up to here an object is sent in one request, which is refused if the name is taken. Larger ones are sent in parts;
 obstore cannot make that depend on the name, so it is looked up first."""
@@ -102,10 +105,10 @@ def location(url: str | os.PathLike[str]) -> str:
 
 
 def _split(text: str) -> urllib.parse.SplitResult:
-    try:
-        return urllib.parse.urlsplit(text)
-    except ValueError:
-        raise BadOption("the address of a place for packs must be a path or scheme://place/path") from None
+    with suppress(ValueError):
+        if not _ONE_SLASH.match(text):
+            return urllib.parse.urlsplit(text)
+    raise BadOption("the address of a place for packs must be a path or scheme://place/path")
 
 
 def path_of(url: str) -> str:
@@ -184,6 +187,7 @@ class Folder:
         self.require()
         temporary = self._path / f"{TEMPORARY}{uuid4().hex}-{name}"
         try:
+            self._make_anew()
             size = self._write(temporary, pieces)
             known = self.size(name)
             if known is None:
@@ -197,6 +201,12 @@ class Folder:
             with suppress(OSError):  # what stays is waste, not harm
                 temporary.unlink()
         return size
+
+    def _make_anew(self) -> None:
+        """An empty folder gets lost on the way through git, a bucket or an archive. Not without the store around it."""
+        if not self._marked and not self._path.exists():
+            self._path.mkdir(exist_ok=True)
+            self._flush(lambda: fsync_directory(self._path.parent))
 
     def _write(self, path: Path, pieces: Iterable[Piece]) -> int:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -286,7 +296,9 @@ class Folder:
                             age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
                             found.append((entry.name, age_s))
         except OSError as error:
-            raise unavailable(error, f"listing packs in {self.place}") from error
+            lost = isinstance(error, FileNotFoundError) and not self._marked and self._path.parent.exists()
+            if not lost:  # one that was empty may have got lost: see above
+                raise unavailable(error, f"listing packs in {self.place}") from error
         yield from found
 
 

@@ -34,11 +34,10 @@ from holdfast.errors import (
     StoreFailed,
     StorePoisoned,
     StoreReadOnly,
-    StoreWentBack,
 )
 from holdfast.store.cipher import HINT, digest
 from holdfast.store.connection import GONE_MS, KEEPALIVES, Address, Link, Said, Seat, Statement, free_seat
-from holdfast.store.engine import Args, Reader, Refused, Row, Tx, Unsure
+from holdfast.store.engine import Args, Reader, Refused, Row, Tx, Unsure, went_back
 from holdfast.store.processes import MARK, MARK_MAX_BYTES
 from holdfast.store.sharing import PASSING, SharedTransaction, tidied
 from holdfast.store.tables import FORMAT_VERSION, OWNER, TABLES, Dialect, check_version, columns_of, ddl
@@ -86,6 +85,14 @@ KEY = "(classid::bigint << 32 | objid::bigint)"
 CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _WAS_MOVED = "22012"
 """Division by zero, which only one statement can meet."""
+_LIST = "string_to_array(?, ',')::bigint[]"
+_BEHIND = (
+    f"SELECT known.b FROM unnest({_LIST}, {_LIST}, {_LIST}) AS known (b, generation, head) LEFT JOIN branch USING (b)"
+    " WHERE coalesce(branch.generation, -1) < known.generation"
+    " OR (branch.generation = known.generation AND known.head > 0"
+    " AND NOT EXISTS (SELECT 1 FROM loose WHERE n = known.head)"
+    " AND NOT EXISTS (SELECT 1 FROM checkpoint WHERE n = known.head))"
+)
 _MAKING = int.from_bytes(digest(b"lock", b"make")[:8], "big", signed=True)
 
 T = TypeVar("T")
@@ -236,7 +243,7 @@ class Postgres:
         try:
             with self.explained("connecting"):
                 self._settle(link)
-                self._compare(link)
+                self.compare(link)
         except BaseException:
             link.close()
             raise
@@ -270,24 +277,24 @@ class Postgres:
             if len(self._acknowledged) > KEPT_ACKNOWLEDGED:
                 del self._acknowledged[next(iter(self._acknowledged))]
 
-    def _compare(self, link: Link) -> None:
-        """A branch's generation never falls; while it is ours, nobody takes the checkpoint at its head away."""
+    def compare(self, link: Link) -> None:
+        """Raise unless the server knows all that it has acknowledged to this process."""
+        if (known := self._known()) is not None:
+            self._check_known(link.ask(*self.owner, known))
+
+    def _known(self) -> Statement | None:
+        """What finds branches that stand behind what was acknowledged; None where nothing was yet.
+
+        A branch's generation never falls; while it is ours, nobody takes the checkpoint at its head away.
+        """
         with self._mutex:
-            known = dict(self._acknowledged)
-        sql = self.translated(
-            "SELECT generation, (SELECT count(*) FROM loose WHERE n = ?)"
-            " + (SELECT count(*) FROM checkpoint WHERE n = ?) FROM branch WHERE b = ?"
-        )
-        for b, (generation, head) in known.items():
-            found = link.ask(*self.owner, (sql, (head, head, b)))
-            now, there = found[0] if found else (-1, 0)
-            if now < generation or (now == generation and head and not there):
-                raise StoreWentBack(
-                    f"the server at {self.place} has gone back: it has lost what it had acknowledged",
-                    lost="the newest checkpoints",
-                    hint="A replica that lagged behind was promoted, or a backup was put back. Close the store and open"
-                    " it again to go on with what is there.",
-                )
+            known = [(b, *standing) for b, standing in self._acknowledged.items()]
+        columns = [",".join(map(str, column)) for column in zip(*known, strict=True)]
+        return (self.translated(_BEHIND), columns) if known else None
+
+    def _check_known(self, behind: list[Row]) -> None:
+        if behind:
+            raise went_back(f"the server at {self.place}")
 
     @contextmanager
     def explained(self, doing: str) -> Iterator[None]:
@@ -335,13 +342,17 @@ class Postgres:
 
     @contextmanager
     def moment(self) -> Iterator[_Moment]:
-        key = (self.key(b"sweep"),)
+        key, known = (self.key(b"sweep"),), self._known()  # before the snapshot, or that could be older
         with self.explained("reading"), self._own() as link:
             # A lock that lasts as long as the transaction is taken inside it, so after its snapshot. Until then, one of
             # the session keeps sweepers out.
             link.ask(("SELECT pg_advisory_lock_shared($1)", key))
             link.ask((_SNAPSHOT, ()), self._local, ("SELECT pg_advisory_xact_lock_shared($1)", key))
-            link.ask(("SELECT pg_advisory_unlock_shared($1)", key))
+            unlock = ("SELECT pg_advisory_unlock_shared($1)", key)
+            if known is None:
+                link.ask(unlock)
+            else:
+                self._check_known(link.ask(unlock, known))
             yield _Moment(self, link)
 
     @contextmanager

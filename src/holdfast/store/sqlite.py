@@ -143,6 +143,11 @@ def writing_error(error: Exception, connection: apsw.Connection, doing: str) -> 
     refused = isinstance(error, (apsw.IOError, apsw.CantOpenError)) and reason in _NO_WRITING
     if isinstance(error, apsw.ReadOnlyError) or (refused and extended not in _FLUSH_FAILED):
         return StoreReadOnly(f"{doing}: the store cannot be written ({error})")
+    if extended == apsw.SQLITE_IOERR_SHORT_READ:
+        return StorePoisoned(
+            f"{doing}: store.db or its log is shorter than it was: somebody has cut it off, or written another over it",
+            hint="Close the store, and see with `holdfast verify` what is there. The state is still in memory.",
+        )
     if isinstance(error, apsw.IOError):
         return StorePoisoned(
             f"{doing}: the disk failed ({error}); what it holds of the last change is unknown",
@@ -282,8 +287,14 @@ class Sqlite:
             made.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         except apsw.CantOpenError as error:
             # Without a log and without the right to make one, the database file alone is all there is.
-            if os.access(self.layout.path, os.W_OK) or self.layout.log_bytes():
+            if os.access(self.layout.path, os.W_OK):
                 raise reading_error(error, "opening the catalog") from error
+            if self.layout.log_bytes():
+                raise StoreFailed(
+                    f"opening the catalog: {self.layout.path} cannot be written, and what its log holds cannot be read"
+                    " without making store.db-shm beside it",
+                    hint="Nothing is lost. Copy the whole directory to where you can write, and read that.",
+                ) from error
             if not readonly:
                 raise StoreReadOnly(f"opening the catalog: {self.layout.path} cannot be written") from error
             made = connect(self.layout.catalog, readonly=True, immutable=True, vfs=self._vfs)
