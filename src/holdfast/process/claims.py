@@ -21,7 +21,7 @@ from holdfast.agent.layers import WORKSPACE
 from holdfast.errors import BadOption
 from holdfast.process import restore
 from holdfast.process.trees import STAGING
-from holdfast.store.files import in_store
+from holdfast.store.files import birth_ns, in_store
 from holdfast.store.processes import boot, machine
 from holdfast.store.rows import body_bytes, malformed, read_body
 from holdfast.store.sqlite import Sqlite
@@ -81,7 +81,7 @@ def _inode(path: str | os.PathLike[str]) -> tuple[int, ...]:
         found = os.stat(path)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, birth_ns(path)  # a number is given again when its directory is gone
 
 
 def claims(view: View) -> dict[str, Claim]:

@@ -275,7 +275,7 @@ _STATX_BTIME = 0x800
 _BTIME = struct.Struct("=qI")  # seconds and nanoseconds, at byte 80 of the 256 of ``struct statx``; the mask is at 0
 
 
-def birth_ns(path: str) -> int:
+def birth_ns(path: str | os.PathLike[str]) -> int:
     """When a file was made; 0 where that is not known. A copy was made later, whichever inode it got elsewhere."""
     libc, found = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(256)
     if not hasattr(libc, "statx") or libc.statx(-100, os.fsencode(path), 0, _STATX_BTIME, found):
