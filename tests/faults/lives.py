@@ -124,6 +124,18 @@ def elsewhere(folder: Path, ledger: Ledger) -> None:
     (folder / "other place").rename(folder / "new place")
 
 
+def emptied(folder: Path, ledger: Ledger) -> None:
+    """A store without its empty folders, as it comes out of version control or a bucket."""
+    with holdfast.open(folder / "store") as store:
+        ledger.write("open")
+        hand = Hand(ledger, store.agent("old"))
+        hand.set("n", 1)
+        hand.save("small")
+        hand.agent.close()
+    for name in ("packs", "locks"):
+        shutil.rmtree(folder / "store" / name)
+
+
 def program(folder: Path, _ledger: Ledger) -> None:
     """A program with its dependencies and its version control."""
     for place in ("work", "loose/.git/refs/heads", "packed/.git", "packages/some-1.0.dist-info"):
@@ -399,6 +411,16 @@ def moved(folder: Path, _ledger: Ledger) -> None:
     os.mkfifo(odd)
     with remembering(folder / "odd"):
         holdfast.open(folder / "new place").close()
+
+
+@life(emptied)
+def carried(folder: Path, ledger: Ledger) -> None:
+    """What was empty is made anew: when the store is opened, and when it is needed."""
+    with holdfast.open(folder / "store") as store:
+        (folder / "store" / "packs").rmdir()
+        hand = Hand(ledger, store.agent("old"), state_of(store.agent("old")))
+        hand.set("bulk", random.Random(9).randbytes(5_000))
+        hand.save("bulk")
 
 
 @life(program)

@@ -329,17 +329,18 @@ def discard(directory: Path) -> None:
 
 def delete(directory: Path) -> None:
     """Remove it whole, or say what is left of it."""
-    discard(directory)
-    if not os.path.lexists(directory):
-        return
-    left = sorted(path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir())
-    why = ""
+    import shutil
+
     try:
-        (left[0].unlink if left else directory.rmdir)()
+        shutil.rmtree(directory)
     except OSError as error:
-        why = f" ({error.strerror or error})"
-    shown = ", ".join(str(path.relative_to(directory)) for path in left[:3]) or "folders"
-    raise StoreFailed(
-        f"{directory} could not be deleted: {len(left)} of its files are left: {shown}{', ...' * (len(left) > 3)}{why}",
-        hint="The old key opens what is left. Delete it as somebody who may.",
-    )
+        discard(directory)
+        if not os.path.lexists(directory):
+            return
+        left = sorted(path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir())
+        shown = ", ".join(str(path.relative_to(directory)) for path in left[:3]) or "folders"
+        raise StoreFailed(
+            f"{directory} could not be deleted: {len(left)} of its files are left:"
+            f" {shown}{', ...' * (len(left) > 3)} ({error.strerror or error})",
+            hint="The old key opens what is left. Delete it as somebody who may.",
+        ) from error
