@@ -139,6 +139,7 @@ def hostile(store: holdfast.Store) -> None:
             "notes": {SCRIPT: SCRIPT, BIDI: BIDI, "]'\"": ["a", {"b": SCRIPT}]},
             "messages": [{"role": SCRIPT, "content": SCRIPT}, {"role": "user", "content": BIDI}],
             "huge": "x" * 10_000_000,
+            "price": 2**60,
             "many": {f"key {at}": at for at in range(5_000)},
             "__kept__": {"by": "an integration"},
         }

@@ -212,6 +212,16 @@ def test_long_answers_and_odd_questions_have_a_sentence(visitor):
         assert "Traceback" not in answer.text
 
 
+def test_what_cannot_be_shown_of_an_agent_leads_to_its_timeline(visitor):
+    for address, leads in {
+        "/state/trip-7?at=never": True, "/run/trip-7?id=none": True, "/why/trip-7?ask=fortune": True,
+        "/state/nobody": False, "/state": False,
+    }.items():  # fmt: skip
+        answer = visitor.get(address)
+        assert answer.status_code in {400, 404}
+        assert ('href="/timeline/' in answer.text) is leads, address
+
+
 def test_a_store_that_is_gone_and_comes_back_has_a_sentence(tmp_path):
     place = tmp_path / "store"
     with holdfast.open(place) as store, store.agent("here") as agent:

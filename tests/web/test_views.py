@@ -244,7 +244,30 @@ def test_every_line_of_the_tree_leads_to_its_place(looked):
                 waiting.append(node["path"])
             elif node["path"]:
                 assert ask(state.text, looked, agent="hostile", path=node["path"])["text"][:100]
+                (alone,) = ask(state.items, looked, agent="hostile", path=node["path"])["items"]
+                assert (alone["name"], alone["path"]) == (node["name"], node["path"])
     assert seen > 20
+
+
+def test_keys_that_read_alike_are_told_apart(tmp_path):
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.state["keys"] = {1: "number", "1": "text", None: "none", "": "empty"}
+            agent.checkpoint()
+        found = ask(state.items, store, agent="a", path="keys")["items"]
+        assert [one["name"] for one in found] == ["[1]", "1", "[None]", "''"]
+        for one in found:
+            assert ask(state.text, store, agent="a", path=one["path"])["text"] == one["text"]
+
+
+def test_a_number_that_is_cut_can_be_read_whole(tmp_path):
+    with holdfast.open(tmp_path / "store") as store:
+        with store.agent("a", when=None) as agent:
+            agent.state["product"] = 7**1_000
+            agent.checkpoint()
+        (node,) = ask(state.items, store, agent="a")["items"]
+        assert (len(node["text"]) < 300, node["rest"]) == (True, True)
+        assert ask(state.text, store, agent="a", path=node["path"])["text"] == str(7**1_000)
 
 
 def test_a_long_text_comes_in_parts(looked):
@@ -271,7 +294,7 @@ def test_pages_of_the_state_without_bookkeeping_have_each_section_once(looked):
         found += [one["name"] for one in page["items"]]
         start = page["next"]
     assert found == whole
-    assert len(found) == page["count"] == 4
+    assert len(found) == page["count"] == 5
 
 
 @pytest.mark.parametrize("path", ["[{[]:1}]", "[[1]]", "state[{}]", "messages[{1: {}}]", "notes[(1, [])]"])
@@ -329,9 +352,14 @@ def test_an_array_is_its_type_and_shape(tmp_path):
     with holdfast.open(tmp_path / "store") as store:
         with store.agent("a", when=None) as agent:
             agent.state["weights"] = numpy.zeros((3, 224), dtype="float32")
+            agent.state["large"] = numpy.zeros((1_000, 200), dtype="float32")
+            agent.state["too large to look at"] = numpy.zeros((1_000, 2_000), dtype="float32")
             agent.checkpoint()
-        (node,) = ask(state.state, store, agent="a")["items"]["items"]
-        assert node["text"] == "float32, 3 by 224"
+        found = ask(state.state, store, agent="a")["items"]["items"]
+        told = ["float32, 3 by 224", "float32, 1000 by 200", "a large value, 7.6 MiB"]
+        assert [node["text"] for node in found] == told
+        for node in found:
+            assert "dtype=float32" in ask(state.text, store, agent="a", path=node["path"])["text"]
         assert brief(numpy.zeros((2, 2)))["$text"] == "float64, 2 by 2"
 
 

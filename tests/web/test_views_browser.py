@@ -186,8 +186,11 @@ def test_somebody_decides_what_became_of_a_call_and_goes_back(tab, changing):
 
 def test_somebody_edits_a_value_on_a_new_branch(tab, changing):
     tab.goto(f"{changing.url}/state/trip-7?at=asked")
-    tab.get_by_role("treeitem", name="budget").hover()
-    tab.get_by_role("button", name="edit").first.click()
+    tab.get_by_role("treeitem", name="budget").focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.textContent") == "edit"
+    tab.keyboard.press("Enter")
     assert_open_to_all(tab, "editing")
     tab.get_by_label("Value, as JSON").fill("1234")
     tab.get_by_role("textbox", name="New branch").fill("richer")
@@ -219,6 +222,18 @@ def test_somebody_signals_resumes_and_cancels_runs(tab, changing):
     tab.get_by_role("button", name="Cancel it").click()
     tab.wait_for_selector(".status[data-status=cancelled]")
     assert of("stopped")["run"]["status"] == "cancelled"
+
+
+def test_what_was_typed_is_there_after_a_refusal(browser, changing):  # noqa: F811
+    with inside(browser, changing) as (_, tab), listening(tab, expected=["400 (Bad Request)"]):
+        tab.goto(f"{changing.url}/runs/trip-8")
+        tab.get_by_label("with the value").fill("yes")
+        tab.get_by_label("Send, to whichever run asks next, the signal").fill("approved")
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("text=the value is not JSON")
+        assert_open_to_all(tab, "a refusal")
+        tab.go_back()
+        assert tab.get_by_label("with the value").input_value() == "yes"
 
 
 def test_somebody_forks_a_run_from_a_call(tab, changing):

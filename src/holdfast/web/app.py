@@ -249,7 +249,8 @@ class House:
             said = {"schema": "holdfast.error/1", "kind": kind, "message": message, "hint": hint}
             return Response(words.told_json(said), status, media_type="application/json")
         title = _TITLES.get(status, "Something is in the way")
-        told = {"message": message, "hint": hint, "status": status, "title": title}
+        told = {"message": message, "hint": hint, "status": status, "title": title, "form": request.method == "POST"}
+        told["agent"] = request.path_params.get("agent", "") if kind != "unknown-agent" else ""
         body = self._rendered(request, Asked(), "error.html", view=told)
         return Response(body, status, media_type="text/html")
 

@@ -1,19 +1,20 @@
 """The state of a checkpoint: a tree that is read where somebody looks, messages as a conversation, search, and diffs.
 
 Owns how much of a state is shown at once. What always holds: a page costs as much as what it shows and the way there,
-not as much as the state; values are read as inert data; an edit makes a branch of its own, so that nothing is lost.
+and some megabytes of large values, not as much as the state; values are read as inert data; an edit makes a branch of
+its own, so that nothing is lost.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
 from holdfast import Agent, Change, Checkpoint, Diff, Record, Store
-from holdfast.errors import BadOption, format_path
+from holdfast.errors import BadOption, HoldfastError, format_path
 from holdfast.schemas import kind_of, text_of
 from holdfast.text import count, size
 from holdfast.travel import Comparison, Held, Look, encode, parse_path
@@ -27,6 +28,8 @@ PAGE = 100
 """Items of a container that are sent at once."""
 TEXT = 240
 """Characters of a value beside its name."""
+PEEKED_BYTES = 4 << 20
+"""Of large values that a page reads to say what they are. Of others it says how large they are."""
 PART = 50_000
 """Characters of a long text that are sent at once."""
 MESSAGES = 50
@@ -42,6 +45,7 @@ _WIDE = 1_000_000  # items of a container that a search looks at, so many at a t
 _STRIDE = 500
 
 _kept = Kept(_KEPT)
+Path = tuple[Any, ...]
 
 
 def _looked(store: Store, asked: Asked) -> tuple[Agent, Checkpoint]:
@@ -97,8 +101,11 @@ def items(store: Store, asked: Asked) -> dict[str, Any]:
 def _items(checkpoint: Checkpoint, text: str, first: int, most: int, hidden: list[str]) -> dict[str, Any]:
     path = parse_path(text)
     with checkpoint.state.lock:
-        found = Look.of(checkpoint.state).items(path, first, first + most)
-    pairs = [pair for pair in found.pairs if path or pair[0] not in hidden]
+        look = Look.of(checkpoint.state)
+        found = look.items(path, first, first + most)
+        places = [((*path, key) if found.kind else path, value) for key, value in found.pairs]
+        shown = [one for one in places if path or one[0][-1] not in hidden]
+        shown = _peeked(look, shown) if found.kind != "set" else shown  # what is in a set has no place
     after = first + len(found.pairs)  # counts what is hidden, too
     return {
         "path": format_path(path),
@@ -106,15 +113,28 @@ def _items(checkpoint: Checkpoint, text: str, first: int, most: int, hidden: lis
         "count": found.count - (0 if path else len(hidden)),
         "from": first,
         "next": after if found.pairs and after < found.count else None,
-        "messages": found.kind == "list" and bool(pairs) and all(_is_message(value) for _, value in pairs[:5]),
-        "items": [_node((*path, key), key, value, found.kind) for key, value in pairs],
+        "messages": found.kind == "list" and bool(shown) and all(_is_message(value) for _, value in shown[:5]),
+        "items": [_node(place, value, found.kind) for place, value in shown],
     }
 
 
-def _node(path: tuple[Any, ...], key: Any, value: Any, kind: str) -> dict[str, Any]:
-    """One line of the tree. ``open``: there is something inside; ``rest``: a text that goes on."""
-    name = "·" if key is None else f"[{key}]" if kind == "list" else key if isinstance(key, str) else text_of(key, 80)
-    where = format_path(path) if key is not None or not kind else ""
+def _peeked(look: Look, places: list[tuple[Path, Any]]) -> list[tuple[Path, Any]]:
+    """Large values themselves, as long as there is room: of an array that is its shape, of a text how it begins."""
+    left = PEEKED_BYTES
+    found = list(places)
+    for at, (place, value) in enumerate(places):
+        if isinstance(value, Held) and value.kind == "value" and value.count <= left:
+            left -= value.count
+            with suppress(HoldfastError):  # of a library that is not here, or damaged: that is said when it is opened
+                found[at] = place, look.at(place)
+    return found
+
+
+def _node(path: Path, value: Any, kind: str) -> dict[str, Any]:
+    """One line of the tree. ``open``: there is something inside; ``rest``: it goes on."""
+    key = path[-1] if path else "state"
+    name = "·" if kind == "set" else (key or "''") if isinstance(key, str) else f"[{text_of(key, 80)}]"
+    where = format_path(path) if kind != "set" else ""
     node = {"name": shorter(name, 200), "path": where if len(where) <= PATH_MOST else "", "type": _type(value)}
     if isinstance(value, Held):
         rest = value.kind == "value"
@@ -122,15 +142,16 @@ def _node(path: tuple[Any, ...], key: Any, value: Any, kind: str) -> dict[str, A
         return {**node, "text": said, "open": not rest, "rest": rest}
     shape = array_kind(value)
     if shape:
-        return {**node, "text": shape, "open": False, "rest": False}
+        return {**node, "text": shape, "open": False, "rest": True}
     inside = isinstance(value, dict | list | tuple | set | frozenset) or (
         isinstance(value, Record) and value.form != "enum"
     )
     if inside:
         return {**node, "text": kind_of(value), "preview": text_of(value, 90), "open": True, "rest": False}
-    long = isinstance(value, str | bytes | bytearray) and len(value) > TEXT
-    shown = shorter(value, TEXT) if isinstance(value, str) else text_of(value, TEXT)
-    return {**node, "text": shown, "open": False, "rest": long}
+    if isinstance(value, str):
+        return {**node, "text": shorter(value, TEXT), "open": False, "rest": len(value) > TEXT}
+    shown = text_of(value, TEXT)
+    return {**node, "text": shown, "open": False, "rest": shown.endswith("…")}
 
 
 def _type(value: Any) -> str:

@@ -15,7 +15,7 @@ export function chart(of, values) {
     let [low, high] = [Math.min(...known), Math.max(...known)];
     if (low > 0 && low < high / 2) low = 0;
     const flat = low === high;
-    if (flat) [low, high] = [low - 1, high + 1];
+    if (flat) [low, high] = [low - (Math.abs(low) || 1), high + (Math.abs(high) || 1)];
     const y = (value) => HEIGHT - PAD - ((value - low) / (high - low)) * (HEIGHT - 2 * PAD);
     const write = worded[of] ?? ((value) => Number(value.toPrecision(6)).toLocaleString("en"));
     const picture = svg("svg", { class: "chart", width: graph.width, height: HEIGHT, role: "img",

@@ -1,5 +1,5 @@
 // The state as a tree: what is inside a place is asked for when somebody opens it, one page at a time.
-// Arrow keys walk as in any tree, Enter opens, c copies the path.
+// Arrow keys walk as in any tree, Enter opens, c copies the path, Tab leads to what else can be done with a place.
 
 import { address, ask, count, el, embedded, visible } from "./parts.js";
 
@@ -33,11 +33,11 @@ function ways(node) {
   const made = [button("copy path", () => copy(node.path))];
   if (node.rest) made.push(button("all of it", (event) => whole(event.target.closest(".tree-item"))));
   if (data.changes && node.path !== "state") made.push(button("edit", () => edit(node)));
-  made.push(el("a", { href: address("/why", data.agent, { ask: "blame", path: node.path, at: data.at }), tabindex: "-1" }, "who changed it"));
+  made.push(el("a", { href: address("/why", data.agent, { ask: "blame", path: node.path, at: data.at }) }, "who changed it"));
   return made;
 }
 
-const button = (text, by) => el("button", { type: "button", class: "plain", tabindex: "-1", onclick: by }, text);
+const button = (text, by) => el("button", { type: "button", class: "plain", onclick: by }, text);
 
 async function toggle(item) {
   const open = item.getAttribute("aria-expanded") === "true";
