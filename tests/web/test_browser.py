@@ -121,6 +121,17 @@ def test_what_somebody_has_opened_or_enlarged_stays_so_while_the_agent_goes_on(b
             assert tab.evaluate("document.querySelectorAll('.node circle.dot')[1].cx.baseVal.value") == step
 
 
+def test_ages_grow_while_nothing_happens(browser, tmp_path):
+    place = tmp_path / "store"
+    with holdfast.open(place) as store, store.agent("silent") as agent:
+        agent.checkpoint("the last one")
+        with serving(place) as page, inside(browser, page) as (_, tab):
+            tab.clock.install()
+            tab.goto(page.url)
+            tab.clock.fast_forward("06:00")
+            tab.locator(".beat time", has_text="6 min ago").wait_for(timeout=SLOW_S * 1e3)
+
+
 def test_the_list_is_used_by_keyboard_alone(browser, served):
     with inside(browser, served) as (_, tab):
         tab.goto(served.url)

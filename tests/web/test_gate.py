@@ -380,8 +380,12 @@ def test_what_somebody_writes_is_not_taken_from_him(made, tmp_path):
     with holdfast.open(place) as store, store.agent("trip-7", when=None) as agent, from_outside_nothing():
         head = agent.head
         with serving(place, "--allow-changes") as page, page.browser() as visitor:
-            plan = visitor.get("/api/back/trip-7", params={"to": "asked"}).json()["plan"]
+            told = visitor.get("/api/back/trip-7", params={"to": "asked"}).json()
+            plan = told["plan"]
+            assert (told["writer"]["pid"], told["writer"]["branch"]) == (os.getpid(), "main")
             (doubt,) = visitor.get("/api/runs/trip-7").json()["in_doubt"]
+            nothing_else = {"to": "before the mistake", "accept": doubt["id"]}
+            assert "is writing this branch" in visitor.get("/back/trip-7", params=nothing_else).text
             token = re.search(r'name="csrf" value="([0-9a-f]{64})"', visitor.get("/back/trip-7").text)[1]
             mine = {"agent": "trip-7", "csrf": token}
             for path, fields in {

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast import Agent, RollbackPlan, Store
 from holdfast.errors import BadOption, RollbackBlocked
 from holdfast.schemas import rollback_json
+from holdfast.web.agents import writer_of
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief, change_brief, some
 from holdfast.web.timeline import heads_of, reader
@@ -35,6 +36,7 @@ def back(store: Store, asked: Asked) -> dict[str, Any]:
     agent = reader(store, asked, branch)
     accept = _accepted(asked)
     heads = heads_of(store, agent)
+    writers = [one for one in store.writers() if (one.get("agent"), one.get("branch")) == (agent.name, branch)]
     where = agent.name if branch == "main" else f"{agent.name}@{branch}"
     return {
         "agent": agent.name,
@@ -43,6 +45,7 @@ def back(store: Store, asked: Asked) -> dict[str, Any]:
         "tags": [{"name": name, "checkpoint": one.to_json()} for name, one in list(agent.tags().items())[:200]],
         "points": [one.to_json() for one in agent.log(POINTS)[1:]],
         "head": agent.head.to_json() if agent.head is not None else None,
+        "writer": writer_of(writers[0]) if writers else None,
         "to": to,
         "accept": accept,
         "plan": _plan(agent, to, accept) if to else None,
@@ -68,7 +71,7 @@ def _plan(agent: Agent, to: str, accept: list[str]) -> dict[str, Any]:
 
 def _accepted(asked: Asked) -> list[str]:
     """The calls that are to stay as they are."""
-    return [one for one in asked.text("accept", "", most=4_000).split(",") if one]
+    return [one for one in asked.text("accept", "", most=20 * EFFECTS).split(",") if one]
 
 
 def _digest(plan: RollbackPlan) -> str:

@@ -15,10 +15,11 @@ let said = 0;
 
 const words = { on: "Live", off: "Not live", trouble: "The store cannot be read" };
 
-function show(state) {
+function show(state, why = "") {
   if (!sign) return;
   sign.dataset.state = state;
   sign.textContent = words[state];
+  sign.title = why;
 }
 
 function concerns(change) {
@@ -63,17 +64,17 @@ export async function refresh() {
   }
 }
 
-function heard({ type, data }) {
+function heard({ type, data, why }) {
   if (type === "state") {
-    show(data);
+    show(data, why);
   } else if (type === "changed" && concerns(data)) {
     if (!document.hidden) refresh();
   }
 }
 
-function tell(type, data) {
-  heard({ type, data });
-  others?.postMessage({ type, data });
+function tell(type, data, why) {
+  heard({ type, data, why });
+  others?.postMessage({ type, data, why });
 }
 
 function open() {
@@ -83,7 +84,7 @@ function open() {
     if (said++) tell("changed", { all: true }); // what happened while there was no stream, nobody has told
   });
   stream.addEventListener("changed", (event) => tell("changed", JSON.parse(event.data)));
-  stream.addEventListener("trouble", () => tell("state", "trouble"));
+  stream.addEventListener("trouble", (event) => tell("state", "trouble", JSON.parse(event.data).message));
   stream.addEventListener("error", () => tell("state", "off"));
 }
 
@@ -109,6 +110,21 @@ function begin() {
     return new Promise((resolve) => { release = resolve; });
   });
 }
+
+// Ages grow while nothing happens, by the server's clock: else a program that has fallen silent would look busy for ever.
+const ahead = Date.now() - Date.parse(document.body.dataset.now);
+const units = [[60, 1, "s"], [3600, 60, "min"], [86400, 3600, "h"]];
+
+function older() {
+  for (const one of document.querySelectorAll("time:not([aria-live] time)")) {
+    const seconds = (Date.now() - ahead - Date.parse(one.dateTime)) / 1000;
+    const [, unit, word] = units.find(([limit]) => Math.abs(seconds) < limit) ?? [];
+    if (!unit || Math.abs(seconds) < 2) continue;
+    const said = `${Math.floor(Math.abs(seconds) / unit)} ${word}`;
+    one.textContent = seconds > 0 ? `${said} ago` : `in ${said}`;
+  }
+}
+setInterval(older, 5000);
 
 if (wanted) {
   show("off");
