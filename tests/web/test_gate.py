@@ -505,9 +505,13 @@ def test_a_form_is_bounded(changing):
     assert visitor.post("/tag", data=large, headers={"Origin": page.url}).status_code == 400
 
 
-def test_an_action_that_takes_long_is_waited_for(made, monkeypatch):
+@pytest.mark.parametrize(
+    ("slots", "agents"), [(1, ("one", "other")), (6, ("one", "one"))], ids=["a slot", "one agent for two people"]
+)
+def test_an_action_that_takes_long_is_waited_for(made, monkeypatch, slots, agents):
+    """Its slot is held until it has ended; and two people who decide about one agent do so one after another."""
     monkeypatch.setattr(asking, "QUESTION_S", 0.05)
-    monkeypatch.setattr(asking, "AT_ONCE", 1)
+    monkeypatch.setattr(asking, "AT_ONCE", slots)
     at_it = []
 
     def slow(_store, _asked, _who):
@@ -525,7 +529,7 @@ def test_an_action_that_takes_long_is_waited_for(made, monkeypatch):
             await client.get(f"/enter?token={gate.token}")
             (visitor,) = gate._sessions.values()
             form = {"csrf": visitor.csrf}
-            return await asyncio.gather(*(client.post("/tag", data=form) for _ in range(2)))
+            return await asyncio.gather(*(client.post("/tag", data={**form, "agent": name}) for name in agents))
 
     place = Place(str(made), changes=True)
     try:
@@ -533,7 +537,7 @@ def test_an_action_that_takes_long_is_waited_for(made, monkeypatch):
     finally:
         place.close()
     assert [one.status_code for one in answers] == [303, 303]
-    assert at_it == ["begun", "done"] * 2  # the only slot is held until its action has ended
+    assert at_it == ["begun", "done"] * 2
 
 
 def test_the_parser_with_a_bound_for_headers_is_used_whatever_is_installed(made):

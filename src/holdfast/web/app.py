@@ -35,6 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote
+from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -155,6 +156,7 @@ class House:
     def __init__(self, place: Place, doors: Doors, who: str) -> None:
         self.place = place
         self.live = Live(place)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         routes = [Route("/events", self._events), Route("/static/{file}", self._static)]
         for view in VIEWS:
             for path in dict.fromkeys((view.path, view.base)):
@@ -213,7 +215,10 @@ class House:
                 with store.acting_as(visitor.who):
                     return act(store, asked, visitor.who)
 
-            return RedirectResponse(await self.place.act(do), 303)
+            # One after another for each agent: in one process they would share a handle, and both would decide.
+            turn = self._turns.setdefault(form.get("agent", ""), asyncio.Lock())
+            async with turn:
+                return RedirectResponse(await self.place.act(do), 303)
 
         return answer
 
