@@ -166,6 +166,20 @@ def test_each_agent_in_a_status_is_on_a_page_however_many_runs_it_has(tmp_path, 
     assert (pages[0]["at_least"], pages[3]["at_least"], pages[3]["total"]) == (True, False, 7)
 
 
+def test_a_run_that_waits_is_told_however_many_came_after_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(view, "RUNS_MOST", 3)
+    with holdfast.open(tmp_path / "store") as store:
+        with closing(store.agent("a", when=None)) as agent:
+            agent.checkpoint("first")
+            store.branch("a", "side")
+            with closing(store.agent("a", branch="side", when=None)) as other, suppress(holdfast.Waiting):
+                other.run(wait.options(wait=False))
+            for number in range(4):
+                agent.run(succeed.options(id=str(number)))
+        (line,) = ask(agents, store)["agents"]
+        assert (line["status"], line["runs"]) == ("waiting", {"waiting": 1, "finished": 3})
+
+
 def test_what_was_worked_out_is_worked_out_again_after_a_change(fleet):
     assert ask(agents, fleet, q="idle")["agents"][0]["runs"] == {}
     with closing(fleet.agent("idle", when=None)) as agent:

@@ -26,7 +26,7 @@ from holdfast.web.place import Kept
 ON_PAGE = 50
 DOUBTS_MOST = 1_000
 RUNS_MOST = 50
-"""Runs of one agent that its line counts."""
+"""Runs of one agent that its line counts, of those that have ended."""
 SIZED = 100
 """Checkpoints of an agent that are measured; the others are taken to be like them."""
 SIZING_S = 0.1
@@ -119,11 +119,10 @@ def line(store: Store, info: AgentInfo, writers: list[dict[str, Any]], in_doubt:
 
 def _runs(store: Store, name: str) -> dict[str, Any]:
     found = store.runs(name, limit=RUNS_MOST)
-    return {
-        "counts": dict(Counter(run.status for run in found)),
-        "newest": found[0].to_json() if found else None,
-        "more": bool(found.more),
-    }
+    counts = dict(Counter(run.status for run in found))
+    if found.more:  # one that has not ended may be older than all of these, on another branch
+        counts |= {status: number for status, number in store.open_runs(name).items() if number and status != "due"}
+    return {"counts": counts, "newest": found[0].to_json() if found else None}
 
 
 def _size(store: Store, info: AgentInfo) -> int:
