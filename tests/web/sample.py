@@ -144,6 +144,7 @@ def hostile(store: holdfast.Store) -> None:
             "__kept__": {"by": "an integration"},
         }
         agent.checkpoint(SCRIPT)
+        agent.invariant("price < 0", name=SCRIPT)
         agent.state["notes"][BIDI] = SCRIPT + " once more, with a text that is long enough to be compared by its words"
         agent.state["__kept__"]["by"] = "another"
         agent.checkpoint(BIDI.replace("\x00", "").replace("\x1b", ""))

@@ -347,6 +347,12 @@ def test_of_the_first_checkpoint_everything_is_new(looked):
     assert ask(state.diff, looked, agent="trip-7", other="trip-8")["old"]["label"] == "mail tried"
 
 
+def test_an_instance_in_a_diff_reads_as_its_class_and_its_fields():
+    value = {"$type": "trip.Place", "$version": 1, "$data": {"file": "here", "line": 3}}
+    made = words.environment().from_string('{% from "parts.html" import text %}{{ text(value) }}').render(value=value)
+    assert unescape(made) == 'trip.Place({"file": "here", "line": 3})'
+
+
 def test_an_array_is_its_type_and_shape(tmp_path):
     numpy = pytest.importorskip("numpy")
     with holdfast.open(tmp_path / "store") as store:

@@ -97,6 +97,10 @@ def test_a_history_is_walked_by_keyboard(browser, served):  # noqa: F811
         tab.locator(".mark.write").first.click()
         tab.wait_for_url("**/run/trip-7?**call=**")
         assert "book_hotel" in tab.inner_text("details[open] summary")
+        tab.goto(f"{served.url}/timeline/hostile")
+        tab.locator(".node[tabindex='0']").focus()
+        assert "suspect" in tab.evaluate("document.activeElement.getAttribute('aria-label')")
+        tab.wait_for_selector(".graph-card .bad:has-text('suspect')")
 
 
 def test_a_crash_stands_where_it_happened_and_leads_to_its_dump(browser, tmp_path):  # noqa: F811

@@ -17,6 +17,8 @@ function leading(to, text, mark) {
   return to ? svg("a", { href: to, tabindex: "-1", "aria-label": text }, mark) : mark;
 }
 
+const worth = (one) => one.validity === "good" ? null : one.validity;
+
 export class Graph {
   /** `source`: { change(id), open(checkpoint) -> address }, and where there are such pages { call, dump } as `open`. */
   constructor(root, data, source) {
@@ -158,7 +160,7 @@ export class Graph {
     const node = svg("a", {
       href: this.source.open(one), class: `node lane-${one.lane % COLOURS}${one.abandoned ? " abandoned" : ""}`,
       tabindex: at === this.at ? 0 : -1, "data-at": at,
-      "aria-label": [`#${one.depth}`, one.label, names.join(", "), one.abandoned ? "abandoned" : "", clock(one.time, true)].filter(Boolean).map((part) => short(part, 120)).join(", "),
+      "aria-label": [`#${one.depth}`, one.label, names.join(", "), worth(one), one.abandoned ? "abandoned" : "", clock(one.time, true)].filter(Boolean).map((part) => short(part, 120)).join(", "),
       onmouseenter: () => this.show(at), onfocus: () => { this.at = at; this.walking = true; this.show(at); },
       onblur: (event) => { this.hide(); if (event.relatedTarget) this.walking = false; },
     }, svg("circle", { class: "hit", cx: x, cy: y, r: Math.max(radius + 5, 9) }),
@@ -263,7 +265,8 @@ export class Graph {
     const body = el("div", { class: "changes" }, el("span", { class: "quiet" }, "…"));
     this.card.replaceChildren(
       el("div", { class: "card-title" }, el("b", {}, `#${one.depth} ${short(one.label, 60) || "no label"}`),
-        el("span", { class: "quiet" }, `${one.id.slice(0, 12)} · ${clock(one.time, true)} · ${size(one.size_bytes)}${one.abandoned ? " · abandoned" : ""}`)),
+        el("span", { class: "quiet" }, `${one.id.slice(0, 12)} · ${clock(one.time, true)} · ${size(one.size_bytes)}${one.abandoned ? " · abandoned" : ""}`),
+        worth(one) && el("span", { class: "bad" }, worth(one))),
       ...calls, body);
     this.card.hidden = false;
     const box = this.scroll.getBoundingClientRect();
