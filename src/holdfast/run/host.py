@@ -71,6 +71,7 @@ class AgentHost:
     resumed = ""  # the run of which it is recorded that it is resumed, before that is done
     for_worker = False  # whoever executes its runs is a worker
     entering: Callable[[], None] | None = None  # called when a function is entered
+    _loop: Loop | None = None
     borrowed = False  # the handle was opened for somebody else's rollback, or for a run as a child
 
     def __init__(self, agent: Agent) -> None:
@@ -80,7 +81,6 @@ class AgentHost:
         self.ledger = Line(agent._store._db, agent._branch.b, agent._writer)
         self.base: Point | None = None  # what the live state stands on while that is not the writer's head
         self._companions: Companions | None = None
-        self._loop: Loop | None = None
         # Of which run, how many entries; what was read.
         self._signals: tuple[tuple[int, int], list[Signal]] = ((-1, 0), [])
         self._rows: dict[bytes, Point] = {}
@@ -136,8 +136,8 @@ class AgentHost:
     @property
     def loop(self) -> Loop:
         """The use of this agent outside of runs."""
-        if self._loop is None:
-            self._loop = Loop(self, position_of(self.handle.head))
+        if self._loop is None:  # one, also for threads that come together: it knows the calls that are under way
+            self._loop = self.__dict__.setdefault("_loop", Loop(self, position_of(self.handle.head)))
         return self._loop
 
     def moved(self) -> None:
