@@ -787,13 +787,16 @@ ENDING = (
     "if sys.argv[2] == 'killed': os.kill(os.getpid(), signal.SIGKILL)\n"
     "if sys.argv[2] == 'raised': raise ValueError('on purpose')\n"
     "if sys.argv[2] == 'closed': agent.close()\n"
+    "if sys.argv[2] == 'dropped': del agent\n"
 )
 
 
-@pytest.mark.parametrize(("how", "failures"), [("killed", 1), ("raised", 1), ("ended", 0), ("closed", 0)])
-def test_a_program_that_was_killed_or_raised_counts_as_a_failure_and_one_that_ended_does_not(store_path, how, failures):
-    subprocess.run([sys.executable, "-c", ENDING, str(store_path), how], check=False, capture_output=True, timeout=180)
-    with holdfast.open(store_path) as store:
+@pytest.mark.parametrize(
+    ("how", "failures"), [("killed", 1), ("raised", 1), ("ended", 0), ("closed", 0), ("dropped", 0)]
+)
+def test_a_program_that_was_killed_or_raised_counts_as_a_failure_and_one_that_ended_does_not(place, how, failures):
+    subprocess.run([sys.executable, "-c", ENDING, place, how], check=False, capture_output=True, timeout=180)
+    with holdfast.open(place) as store:
         agent = store.agent("trip-7")
         assert agent.state["how"] == how
         agent.checkpoint()

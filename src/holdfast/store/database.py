@@ -391,7 +391,7 @@ def _at_exit() -> None:
             if left > 0:
                 one.check_usable()
                 one.flush(left)
-                if getattr(sys, "last_value", None) is None and isinstance(one.leases, FileLeases):
+                if getattr(sys, "last_value", None) is None:
                     one.leases.end_well()
 
 
