@@ -186,6 +186,17 @@ def test_a_day_forward_and_back_on_the_clock_changes_labels_only(store_path, clo
     assert worked(store_path.with_name("jumping"), [1, 0, -1, 0, 0]) == steady
 
 
+@pytest.mark.parametrize("way", ["step", "astep", "checkpoint", "acheckpoint"])
+def test_what_a_checkpoint_waits_for_before_it_begins_is_part_of_what_it_costs(store, way):
+    agent = store.agent("trip-7", when=When(every_steps=1))
+    agent.quiesce(pause=lambda: time.sleep(0.05), resume=lambda: None)
+    for number in range(2):
+        agent.state["n"] = number
+        made = getattr(agent, way)()
+        assert (asyncio.run(made) if way.startswith("a") else made) is not None
+    assert store.costs("trip-7").recent[1].stall_s >= 0.05
+
+
 def test_no_safe_point_for_a_long_time_is_said_once(store, clock, caplog):
     agent = store.agent("trip-7", when=When(every_s=10))
     agent.state["n"] = 1
@@ -626,6 +637,22 @@ def test_a_state_that_changes_while_it_is_checked_does_not_pass(store):
     with pytest.raises(errors.GateFailed, match="changed while it was checked"):
         agent.gate("validated", check)
     assert agent.head is None
+
+
+def test_an_async_check_that_hangs_is_given_up_in_the_same_words(store):
+    agent = store.agent("trip-7", when=None)
+    agent.checkpoint("good")
+
+    async def hangs(_state):
+        await asyncio.sleep(60)
+
+    async def fails(_state):
+        raise TimeoutError("no answer from the shop")
+
+    with pytest.raises(errors.GateFailed, match=r"TimeoutError: the check of valid took longer than 0\.05 s"):
+        asyncio.run(agent.agate("valid", hangs, limit_s=0.05))
+    with pytest.raises(errors.GateFailed, match="TimeoutError: no answer from the shop"):
+        asyncio.run(agent.agate("valid", fails))
 
 
 def test_the_check_of_a_gate_that_hangs_is_given_up(store):

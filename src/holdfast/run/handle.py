@@ -395,6 +395,7 @@ class Agent(Environment, SafePoints, below.Agent):
             return cast("Checkpoint", await drive_later(self._going_back(error)))
 
     async def _checkpoint_later(self, label: str) -> Checkpoint:
+        began_s = time.monotonic()
         await self._bring_told()
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
@@ -405,7 +406,7 @@ class Agent(Environment, SafePoints, below.Agent):
         with self._check_writer().quiet():
             looked = await self._look_later()
             try:
-                write = self._captured(label, looked=looked)
+                write = self._captured(label, looked=looked, began_s=began_s)
             except BaseException:
                 self._check_writer().discard(looked)
                 raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -290,6 +291,7 @@ class AgentHost:
 
     def capture(self, label: str, *args: Any, **options: Any) -> Callable[[], Checkpoint]:
         """As _captured(). What is paused may change the state, so it is before anybody judges that."""
+        options["began_s"] = options.get("began_s") or time.monotonic()
         with self.quiet():
             return self._captured(label, *args, **options)
 
@@ -310,7 +312,8 @@ class AgentHost:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
 
         It knows those in ``first``, and what ``note`` makes comes after it. ``looked`` is what the writer has found in
-        the layers beside the state, if that was done before; ``also`` goes into its transaction.
+        the layers beside the state, if that was done before; ``also`` goes into its transaction. ``began_s``: since
+        when its maker stands still for it.
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
