@@ -86,10 +86,10 @@ def _words(costs: Costs, asked: When | None) -> list[str]:
     if not costs.checkpoints:
         none = "It has no checkpoint yet, so nobody knows what its program asks for"
         return [f"{none}. If that says nothing:", *asked.words()] if asked is not None else [f"{none}."]
-    known = When.from_table(costs.when, "its policy") if costs.when is not None else None
-    words = ["It saves only when its program says so, or its policy was not written down."]
-    if known is not None:
-        words = known.words()
+    if costs.when is None:
+        return ["It saves only when its program, or LangGraph, says so; or its policy was not written down."]
+    known = When.from_table(costs.when, "its policy")
+    words = known.words()
     if costs.interval_s is not None:
         words.append(f"By what is known now, adaptive saves about every {span(costs.interval_s)}.")
     if asked not in {known, When(adaptive=True)}:
