@@ -86,6 +86,52 @@ def test_steps_by_time_bytes_and_phases_are_told_apart(store, clock):
     assert agent.rollback("plan").label == "plan"
 
 
+@pytest.mark.parametrize("asked", ["nothing", "dirty", "digest"])
+def test_changed_bytes_are_those_that_a_checkpoint_would_write(store, asked):
+    agent = store.agent("trip-7", when=When(changed_bytes=5_000))
+    agent.state["log"] = []
+    for number in range(20):  # the same place again and again is one change
+        agent.state["answer"] = f"{number:04}" * 250
+        getattr(agent, asked, None)
+        assert agent.step() is None
+    for number in range(9):
+        agent.state["log"].append("y" * 1_000)
+        getattr(agent, asked, None)
+        assert (agent.step() is not None) == (number in {3, 8})
+    agent.state["log"].append("y" * 4_000)
+    assert agent.step() is None
+    agent.rollback("~1")  # what was not saved is kept beside, and counts no more
+    agent.state["log"].append("y" * 4_000)
+    assert agent.step() is None
+    agent.state["log"].append("y" * 4_000)
+    assert agent.step() is not None
+
+
+@unsaved
+def test_a_step_that_counts_changed_bytes_does_not_cost_more_the_more_has_changed(store):
+    agent = store.agent("trip-7", when=When(changed_bytes=1_000_000))
+    agent.state["log"] = []
+
+    def calls(of):
+        found = 0
+
+        def count(_frame, event, _argument):
+            nonlocal found
+            found += event == "call"
+
+        for number in range(of):
+            agent.state["log"].append(f"{number} " * 20)
+            agent.state["n"] = number
+            sys.setprofile(count if number >= of - 20 else None)
+            agent.step()
+            sys.setprofile(None)
+        return found
+
+    assert agent.step() is None
+    few = calls(30)
+    assert calls(800) < 2 * few
+
+
 def test_without_a_policy_nothing_is_saved_by_itself(store):
     agent = store.agent("trip-7", when=None)
 
