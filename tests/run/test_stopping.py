@@ -119,11 +119,13 @@ def test_a_request_outlives_the_process_that_it_was_for(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "store"), str(tmp_path / "notes")])
     words = [sys.executable, "-m", "tests.run.stopping_child", *sys.argv[1:]]
     with warm.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        stop_at_rest(process, tmp_path / "store")  # it sees nothing of what follows
-        with holdfast.open(tmp_path / "store") as store:
-            assert store.cancel("trip", "one").cancelled_by
-        process.kill()
+        try:
+            process.stdout.readline()
+            stop_at_rest(process, tmp_path / "store")  # it sees nothing of what follows
+            with holdfast.open(tmp_path / "store") as store:
+                assert store.cancel("trip", "one").cancelled_by
+        finally:
+            process.kill()
     with holdfast.open(tmp_path / "store") as store:
         assert [(one.id, one.status) for one in store.due()] == [("one", "interrupted")]
         with pytest.raises(errors.Cancelled):

@@ -284,6 +284,23 @@ def test_a_writer_that_hangs_makes_others_busy_and_its_death_lets_them_go_on(sto
     assert labels(store_path) == ["0", "1"]
 
 
+@pytest.mark.slow  # SQLite tries for ten seconds
+def test_a_writer_that_is_stopped_as_it_says_where_the_log_ends_makes_others_busy(store_path):
+    """It says it twice, so that nobody believes the half of it."""
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("0")
+        with kept(store_path), (store_path / "store.db-shm").open("r+b") as index:
+            index.seek(8)  # the number of the change, in the first of the two
+            index.write(b"\xff\xff\xff\xff")
+            index.flush()
+            with pytest.raises(StoreBusy, match="stayed locked") as caught:
+                store.agents()
+            assert "stopped" in caught.value.hint
+        store.agent("a").checkpoint("1")
+        assert store.verify().ok
+    assert labels(store_path) == ["0", "1"]
+
+
 @pytest.mark.parametrize("end", ["store.close()", "", "sys.exit(3)"])
 def test_the_end_of_a_program_waits_so_long_and_no_longer(store_path, end):
     """It writes what was accepted, if it can; another process that hangs does not keep it for ever."""
