@@ -144,7 +144,7 @@ def stop_at_rest(process: subprocess.Popen[str], path: Path) -> None:
         with (
             closing(apsw.Connection(str(path / "store.db"))) as connection,
             (path / "locks" / "queue").open() as queue,
-            suppress(apsw.BusyError),
+            suppress(apsw.BusyError, apsw.ProtocolError),
         ):
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")

@@ -16,11 +16,14 @@ _HOUR_S = 60 * _MINUTE_S
 _DAY_S = 24 * _HOUR_S
 
 
+_SERVERS = frozenset({"postgresql", "postgres"})
+
+
 def is_url(place: str) -> bool:
-    """Whether it is no path: also with one slash, which is a slip, and would make a folder named like a password."""
-    scheme, slash, _ = place.partition(":/")
+    """Whether it is no path. Slips count, which would make a folder named like a password: a slash too few, or two."""
+    scheme, colon, rest = place.partition(":")
     named = scheme[:1].isalpha() and scheme.isascii() and not set(scheme) & set("/ ~")
-    return "://" in place or bool(slash and named)
+    return "://" in place or (named and (rest.startswith("/") or (colon != "" and scheme in _SERVERS)))
 
 
 def clean(text: str) -> str:

@@ -24,6 +24,7 @@ from holdfast.errors import (
     HoldfastError,
     KeyNeeded,
     NotABundle,
+    NotAStore,
     NotEncrypted,
     UnknownAgent,
     WrongKey,
@@ -368,6 +369,23 @@ def test_a_new_store_is_made_with_all_of_it_or_not_at_all(written, tmp_path):
     with holdfast.open(folder / "safe", key=KEY) as safe, holdfast.open(folder / "open") as other:
         assert (safe.encrypted, other.encrypted) == (True, False)
         assert_same(safe, other, "trip")
+
+
+def test_a_store_on_a_server_is_made_when_the_file_can_be_opened(written, server, tmp_path):
+    source, file = written
+    (tmp_path / "wrong").write_bytes(b"something else")
+    source.export(tmp_path / "shut", ["trip"], key=KEY)
+    with server.database("imports") as url:
+        for refused, kind in (("wrong", NotABundle), ("shut", BadOption)):
+            with pytest.raises(kind):
+                holdfast.import_bundle(tmp_path / refused, url, file_key=None if refused == "wrong" else KEY)
+            with pytest.raises(NotAStore):
+                holdfast.open(url, create=False)
+        assert [one.name for one in holdfast.import_bundle(file, url).agents] == ["trip", "copy"]
+        assert {one.status for one in holdfast.import_bundle(file, url).agents} == {"unchanged"}
+        with holdfast.open(url, create=False) as store:
+            assert_same(source, store, "copy")
+            sound(store)
 
 
 def test_a_store_that_somebody_else_makes_meanwhile_stays(written, tmp_path):

@@ -16,6 +16,7 @@ from holdfast import Policy
 from holdfast.agent import background, retention
 from holdfast.agent.policy import Moment
 from holdfast.errors import BadOption, Forgotten, InDoubt, ReadOnly, UnknownRevision
+from holdfast.store.catalog import View
 from tests.agent import child
 from tests.agent.damage import spoil
 from tests.agent.histories import few_between_seals, large, sound, states, swept
@@ -232,6 +233,17 @@ def test_a_dry_run_reads_only_and_where_nothing_goes_no_payload_is_read(store_pa
 
 def blocks(store_path):
     return sum(file.stat().st_blocks for file in store_path.rglob("*") if file.is_file()) * 512
+
+
+def test_the_directories_that_a_store_knows_are_read_once_for_all_agents(store_path, monkeypatch):
+    read, facts = [], View.facts
+    monkeypatch.setattr(View, "facts", lambda view: (read.append(view), facts(view))[1])
+    with holdfast.open(store_path) as store:
+        for number in range(12):
+            talk(store, f"a{number}", count=2).close()
+            read.clear()
+            assert len(store.retain(Policy(last=1), dry_run=True).agents) == number + 1
+            assert len(read) <= 2
 
 
 def test_space_returns_to_the_file_system(tmp_path):

@@ -138,6 +138,7 @@ def test_a_table_is_read_as_the_same_policy_or_refused_with_the_same_words(optio
         ({"every_s": None}, "every_s = None"),
         ({"adaptive": True, "min_s": 9, "max_s": 3}, "holdfast.toml, [when]: min_s=9 is above max_s=3"),
         ({}, "holdfast.toml, [when]: a When without a trigger"),
+        ({"adaptive": False}, "For checkpoints by hand only, write false instead."),
         ({1: 2}, "there is no 1"),
         ([("every_s", 1)], "holdfast.toml, [when]: a table is needed"),
         ("adaptive", "a table is needed, not 'adaptive'"),

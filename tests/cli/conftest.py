@@ -72,7 +72,7 @@ OTHERWISE = ("signals", "signal.drop", "key", "dump")
 OPTIONAL = {"old", "new", "changes", "why", "used_by"}  # where there are such values
 # Their keys are not fixed.
 FREE = {
-    "policy", "sections", "counts", "packages", "optional", "args", "checked", "events[]", "triggers", "when", "bytes",
+    "policy", "sections", "counts", "packages", "optional", "args", "checked", "events[]", "triggers", "when",
 }  # fmt: skip
 
 

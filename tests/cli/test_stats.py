@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
+import apsw
 import pytest
 
 import holdfast
 from holdfast import Policy, When
+from holdfast.cli.text import size
 from tests.cli.conftest import EVIL
 
 
@@ -39,7 +42,7 @@ def test_when_says_in_words_what_a_policy_does_did_and_cost(run):
     assert "By what is known now, adaptive saves about every" in ended.out
     assert "every_steps" in ended.out
     assert "The program stood still for" in ended.out
-    assert "saves only when its program says so" in run("when", "trip-8").out
+    assert "saves only when its program, or LangGraph, says so" in run("when", "trip-8").out
     assert "no checkpoint yet" in run("when", "new").out
     assert "It follows cost and failures" in run("when", "new").out
     found = run("when", "trip-7", "--json").json
@@ -49,6 +52,44 @@ def test_when_says_in_words_what_a_policy_does_did_and_cost(run):
     assert [one["trigger"] for one in found["recent"]] == ["", *["steps"] * 5]
     assert found["recent"][0]["stall_s"] is None  # the newest: nobody has written down what it cost
     assert all(one["stall_s"] > 0 for one in found["recent"][1:])
+
+
+def test_when_says_that_a_file_says_something_else_by_now(run, place):
+    word = "holdfast.toml says something else by now"
+    assert word not in run("when", "trip-7").out
+    (place / "holdfast.toml").write_text('[when.agents."trip-*"]\nevery_s = 30\n')
+    assert word in run("when", "trip-7").out
+    assert word not in run("when", "trip-8").out  # its program says that it is saved by hand
+    with holdfast.open(place) as store:
+        agent = store.agent("trip-8")
+        agent.state["n"] = 1
+        agent.checkpoint()
+    assert run("when", "trip-8", "--json").json["words"][0] == "It saves 30 seconds after the last checkpoint."
+    assert word not in run("when", "trip-8").out
+    (place / "holdfast.toml").write_text("[when]\nevry_s = 30\n")
+    ended = run("when", "trip-8")
+    assert ended.code == 2
+    assert "line 2, when: there is no 'evry_s'" in ended.err
+
+
+def test_when_says_how_often_an_agent_has_failed(run, place):
+    assert "failed or went back" not in run("when", "trip-7").out
+    with holdfast.open(place) as store:
+        agent = store.agent("trip-7", when=When(adaptive=True))
+        agent.state["n"] = 100
+        agent.rollback("by hand")
+        agent.state["n"] = 101
+        agent.checkpoint()
+    assert "Its programs failed or went back 1 time." in run("when", "trip-7").out
+    assert run("when", "trip-7", "--json").json["failures"] == 1
+
+
+def test_free_room_in_the_catalog_is_counted_once(run, place):
+    with closing(apsw.Connection(str(place / "store.db"))) as catalog:
+        catalog.execute("CREATE TABLE room (data); INSERT INTO room VALUES (zeroblob(100000)); DROP TABLE room")
+    sizes = run("stats", "--json").json["bytes"]
+    assert sizes["free"] > 0
+    assert f"The store takes {size(sizes['catalog'] + sizes['log'] + sizes['packs'])}." in run("stats").out
 
 
 def test_stats_of_one_agent_have_charts_and_of_all_a_table(run):

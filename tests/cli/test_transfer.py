@@ -106,6 +106,7 @@ def test_two_stores_may_have_keys_of_their_own(cli, filled, tmp_path, monkeypatc
 
     for verb in ("push", "backup", "move"):
         assert asked("--dest-key-file FILE", dest, verb, str(dest))
+        assert asked("--dest-key-file FILE", dest, verb, str(dest), "--dest-key-file", "none")
         with monkeypatch.context() as patch:  # a key that is meant for this one
             patch.setenv("HOLDFAST_KEY_FILE", str(other))
             assert asked("--dest-key-file FILE", dest, verb, str(dest), "--source-key-file", "none")
@@ -113,6 +114,9 @@ def test_two_stores_may_have_keys_of_their_own(cli, filled, tmp_path, monkeypatc
     assert asked("--source-key-file FILE", dest, "pull", str(dest))
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
     assert asked("--source-key-file none", filled, "push", str(dest)), "the source has no key"
+    nobody = str(2**22 + 1)
+    assert asked("--source-key-file none", filled, "migrate", nobody, str(dest))
+    assert "there is no process" in cli("migrate", nobody, str(dest), "--source-key-file", "none").err
     assert cli("push", str(dest), "--source-key-file", "none").code == 0
     assert cli("verify", store=dest).code == 0
 

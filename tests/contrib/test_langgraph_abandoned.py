@@ -16,7 +16,7 @@ from langgraph.prebuilt import ToolNode
 import holdfast
 from holdfast.errors import Fenced
 
-GUARD_S = 60
+GUARD_S = 180
 KINDS = ("node", "ToolNode", "task", None, True, False)
 DURABILITIES = ("sync", "async")
 THREAD = {"configurable": {"thread_id": "t"}}

@@ -26,6 +26,7 @@ from holdfast.agent.branch import BranchWriter
 from holdfast.cli import main
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import InDoubt, MaybeRepeated, NoAgent, ToolFailed
+from tests.lives import PATIENCE_S as HANG_S
 from tests.lives import die, dies
 
 WORLD: list[str] = []
@@ -131,10 +132,10 @@ def test_the_calls_of_a_tool_node_that_is_tried_again_are_made_once_in_whatever_
             try:
                 return book(city) if not fail() else ""
             finally:
-                started.wait(10)
+                started.wait(HANG_S)
         done = book(city)
         if started.n_waiting < 6 and not started.broken:
-            started.wait(10)
+            started.wait(HANG_S)
         return done
 
     def model(state):
@@ -470,7 +471,7 @@ def test_a_call_that_outlives_its_run_keeps_the_thread(store_path):
         """Takes its time."""
         WORLD.append(city)
         begun.set()
-        assert gate.wait(10)
+        assert gate.wait(HANG_S)
         return city
 
     def node(state):
@@ -479,7 +480,7 @@ def test_a_call_that_outlives_its_run_keeps_the_thread(store_path):
             over.set()
 
         threading.Thread(target=contextvars.copy_context().run, args=(call,)).start()
-        assert begun.wait(10)
+        assert begun.wait(HANG_S)
         raise ConnectionError
 
     with HoldfastSaver(store_path) as saver:
@@ -487,7 +488,7 @@ def test_a_call_that_outlives_its_run_keeps_the_thread(store_path):
             one_node(node, saver).invoke({"x": []}, thread())
         assert saver._threads["t"].held
         gate.set()
-        assert over.wait(10)
+        assert over.wait(HANG_S)
         graph = one_node(lambda state: {"x": [slow("A")]}, saver)
         assert graph.invoke(None, thread())["x"] == ["A"]
     assert WORLD == ["A"]
@@ -869,7 +870,7 @@ def test_what_a_node_did_before_it_was_stored_that_it_runs_is_undone_with_it(our
 
     def late(config, checkpoint, metadata, new_versions):
         if metadata["source"] == "loop" and metadata["step"] == 1:
-            assert acted.wait(10)
+            assert acted.wait(HANG_S)
         return put(config, checkpoint, metadata, new_versions)
 
     ours.put = late

@@ -21,7 +21,7 @@ from holdfast.errors import AgentBusy, Contention, Fenced
 
 WORLD: list[str] = []
 """What really happened."""
-GUARD_S = 20
+GUARD_S = 180
 
 
 @holdfast.tool(name="beside_book")

@@ -18,7 +18,7 @@ from tests.contrib.threads import META, chain, checkpoint, config
 
 WORLD: list[str] = []
 """What really happened."""
-GUARD_S = 30
+GUARD_S = 180
 THREAD = {"configurable": {"thread_id": "t"}}
 BETWEEN: list = []
 """What is done while somebody updates the state, between his reading and his storing."""

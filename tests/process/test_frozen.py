@@ -707,11 +707,11 @@ with holdfast.open(sys.argv[1]) as store, store.agent("other") as agent:
 
 
 def test_a_freeze_waits_for_a_call_under_way_and_then_refuses(tmp_path, store, store_path):
-    with Program(tmp_path / "clerk", AGENT.replace("book(n)\n", "book(n, slow=2.0)\n"), store_path) as clerk:
+    with Program(tmp_path / "clerk", AGENT.replace("book(n)\n", "book(n, slow=5.0)\n"), store_path) as clerk:
         clerk.wait_for("calling")
         with pytest.raises(NotFrozen, match="changes something outside"):
             store.freeze("clerk", wait_s=0.3)
-        frozen = store.freeze("clerk", wait_s=30.0)
+        frozen = store.freeze("clerk", wait_s=180.0)
         assert frozen.pid == clerk.pid
         n = images_head(store, "clerk")
         assert store.agent("clerk", readonly=True).at(f"id:{n}").state["n"] >= 1
@@ -970,7 +970,7 @@ def test_a_process_moves_into_other_namespaces_and_the_original_ends_when_it_liv
                 patch.setenv("HOLDFAST_KEY_FILE", str(key))
                 through = ["nsenter", "--target", str(inner), "--pid", "--net", "--mount"]
                 moved = store.migrate(counter.pid, there, through=through)
-        assert counter.process.wait(20) == -signal.SIGKILL
+        assert counter.process.wait(180) == -signal.SIGKILL
         assert moved.downtime_s >= moved.frozen.pause_s > 0
         assert counter.passes(at)[1] == counter.pid
 

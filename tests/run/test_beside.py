@@ -133,14 +133,14 @@ def test_an_agent_whose_run_is_executed_here_is_not_removed(store_path):
     @holdfast.durable(name="beside.held")
     def stays(agent):
         begun.set()
-        assert go.wait(30)
+        assert go.wait(180)
         return "done"
 
     store = holdfast.open(store_path)
     job = store.submit(stays)
     thread = threading.Thread(target=store.worker().run, kwargs={"drain": True})
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(180)
     assert store.remove(job.agent, dry_run=True).events
     with pytest.raises(errors.AgentBusy, match="a worker of this process"):
         store.remove(job.agent)
@@ -154,7 +154,7 @@ def test_an_agent_whose_run_is_executed_here_is_not_removed(store_path):
     agent = store.agent(job.agent)
     thread = threading.Thread(target=agent.run, args=(stays.options(id="again"),))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(180)
     with pytest.raises(errors.AgentBusy, match="this process executes"):
         store.remove(job.agent)
     go.set()
@@ -168,13 +168,13 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_called_interrupted(store_p
     @holdfast.durable(name="beside.ends")
     def ends(agent):
         begun.set()
-        assert go.wait(30)
+        assert go.wait(180)
 
     store = holdfast.open(store_path)
     agent = store.agent("a")
     thread = threading.Thread(target=agent.run, args=(ends,))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(180)
     read = listing.View.past
 
     def late(view):

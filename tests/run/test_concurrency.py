@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import contextvars
 import random
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import holdfast
+from holdfast import effect as current_effect
 from holdfast import errors
 from holdfast.run import records
 from holdfast.run.tools import tool
@@ -323,6 +326,37 @@ def test_a_thread_of_a_run_may_read_and_change_the_state(opened):
         return agent.state["n"]
 
     assert opened().run(work) == 2
+
+
+def test_threads_that_come_together_share_an_agent_of_a_plain_loop(store_path):
+    """Each enters at the same moment as the others. What was done and lost before answers one of their calls, once."""
+    keys, before_s = [], sys.getswitchinterval()
+
+    @tool(name="concurrent.together")
+    def together(number):
+        keys.append(current_effect().key)
+        return number
+
+    def work(agent, all_here):
+        all_here.wait(60)
+        for _ in range(3):
+            with agent:
+                together(1)
+
+    with holdfast.open(store_path) as store, ThreadPoolExecutor(4) as pool:
+        for number in range(60):
+            with store.agent(f"trip-{number}", when=None) as agent:
+                together(1)
+            agent.close()
+            agent, all_here = store.agent(f"trip-{number}", when=None), threading.Barrier(4)
+            keys.clear()
+            sys.setswitchinterval(1e-6)
+            try:
+                for one in [pool.submit(work, agent, all_here) for _ in range(4)]:
+                    one.result()
+            finally:
+                sys.setswitchinterval(before_s)
+            assert len(keys) == len(set(keys)) == 11
 
 
 def test_a_plain_tool_off_the_loop_is_recorded_where_it_is_called(opened):

@@ -466,7 +466,7 @@ def test_a_run_whose_time_is_over_is_not_forked_before_it_was_told(reopened, wri
 
     agent = reopened().agent("trip-7")
     with pytest.raises(holdfast.Cancelled):
-        agent.run(function.options(id="1", limit_s=0.05))
+        agent.run(function.options(id="1", limit_s=1.0))
     with pytest.raises(errors.BadOption, match="the fork would stop at once"):
         agent.plan_fork("1", at="0")
 

@@ -86,6 +86,52 @@ def test_steps_by_time_bytes_and_phases_are_told_apart(store, clock):
     assert agent.rollback("plan").label == "plan"
 
 
+@pytest.mark.parametrize("asked", ["nothing", "dirty", "digest"])
+def test_changed_bytes_are_those_that_a_checkpoint_would_write(store, asked):
+    agent = store.agent("trip-7", when=When(changed_bytes=5_000))
+    agent.state["log"] = []
+    for number in range(20):  # the same place again and again is one change
+        agent.state["answer"] = f"{number:04}" * 250
+        getattr(agent, asked, None)
+        assert agent.step() is None
+    for number in range(9):
+        agent.state["log"].append("y" * 1_000)
+        getattr(agent, asked, None)
+        assert (agent.step() is not None) == (number in {3, 8})
+    agent.state["log"].append("y" * 4_000)
+    assert agent.step() is None
+    agent.rollback("~1")  # what was not saved is kept beside, and counts no more
+    agent.state["log"].append("y" * 4_000)
+    assert agent.step() is None
+    agent.state["log"].append("y" * 4_000)
+    assert agent.step() is not None
+
+
+@unsaved
+def test_a_step_that_counts_changed_bytes_does_not_cost_more_the_more_has_changed(store):
+    agent = store.agent("trip-7", when=When(changed_bytes=1_000_000))
+    agent.state["log"] = []
+
+    def calls(of):
+        found = 0
+
+        def count(_frame, event, _argument):
+            nonlocal found
+            found += event == "call"
+
+        for number in range(of):
+            agent.state["log"].append(f"{number} " * 20)
+            agent.state["n"] = number
+            sys.setprofile(count if number >= of - 20 else None)
+            agent.step()
+            sys.setprofile(None)
+        return found
+
+    assert agent.step() is None
+    few = calls(30)
+    assert calls(800) < 2 * few
+
+
 def test_without_a_policy_nothing_is_saved_by_itself(store):
     agent = store.agent("trip-7", when=None)
 
@@ -184,6 +230,17 @@ def test_a_day_forward_and_back_on_the_clock_changes_labels_only(store_path, clo
     steady = worked(store_path, [0])
     assert len(steady) == 12
     assert worked(store_path.with_name("jumping"), [1, 0, -1, 0, 0]) == steady
+
+
+@pytest.mark.parametrize("way", ["step", "astep", "checkpoint", "acheckpoint"])
+def test_what_a_checkpoint_waits_for_before_it_begins_is_part_of_what_it_costs(store, way):
+    agent = store.agent("trip-7", when=When(every_steps=1))
+    agent.quiesce(pause=lambda: time.sleep(0.05), resume=lambda: None)
+    for number in range(2):
+        agent.state["n"] = number
+        made = getattr(agent, way)()
+        assert (asyncio.run(made) if way.startswith("a") else made) is not None
+    assert store.costs("trip-7").recent[1].stall_s >= 0.05
 
 
 def test_no_safe_point_for_a_long_time_is_said_once(store, clock, caplog):
@@ -628,6 +685,22 @@ def test_a_state_that_changes_while_it_is_checked_does_not_pass(store):
     assert agent.head is None
 
 
+def test_an_async_check_that_hangs_is_given_up_in_the_same_words(store):
+    agent = store.agent("trip-7", when=None)
+    agent.checkpoint("good")
+
+    async def hangs(_state):
+        await asyncio.sleep(60)
+
+    async def fails(_state):
+        raise TimeoutError("no answer from the shop")
+
+    with pytest.raises(errors.GateFailed, match=r"TimeoutError: the check of valid took longer than 0\.05 s"):
+        asyncio.run(agent.agate("valid", hangs, limit_s=0.05))
+    with pytest.raises(errors.GateFailed, match="TimeoutError: no answer from the shop"):
+        asyncio.run(agent.agate("valid", fails))
+
+
 def test_the_check_of_a_gate_that_hangs_is_given_up(store):
     agent = store.agent("trip-7")
     agent.state["n"] = 1
@@ -787,13 +860,16 @@ ENDING = (
     "if sys.argv[2] == 'killed': os.kill(os.getpid(), signal.SIGKILL)\n"
     "if sys.argv[2] == 'raised': raise ValueError('on purpose')\n"
     "if sys.argv[2] == 'closed': agent.close()\n"
+    "if sys.argv[2] == 'dropped': del agent\n"
 )
 
 
-@pytest.mark.parametrize(("how", "failures"), [("killed", 1), ("raised", 1), ("ended", 0), ("closed", 0)])
-def test_a_program_that_was_killed_or_raised_counts_as_a_failure_and_one_that_ended_does_not(store_path, how, failures):
-    subprocess.run([sys.executable, "-c", ENDING, str(store_path), how], check=False, capture_output=True, timeout=180)
-    with holdfast.open(store_path) as store:
+@pytest.mark.parametrize(
+    ("how", "failures"), [("killed", 1), ("raised", 1), ("ended", 0), ("closed", 0), ("dropped", 0)]
+)
+def test_a_program_that_was_killed_or_raised_counts_as_a_failure_and_one_that_ended_does_not(place, how, failures):
+    subprocess.run([sys.executable, "-c", ENDING, place, how], check=False, capture_output=True, timeout=180)
+    with holdfast.open(place) as store:
         agent = store.agent("trip-7")
         assert agent.state["how"] == how
         agent.checkpoint()

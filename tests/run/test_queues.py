@@ -163,7 +163,7 @@ def test_a_run_that_goes_on_does_not_wait_for_the_rate(place, declared):
         while first.status != "waiting":
             time.sleep(0.01)
         store.signal(first.agent, "go", 1)
-        assert first.result(30) == 1
+        assert first.result(180) == 1
         worker.stop()
         thread.join()
         assert (second.status, entered) == ("queued", ["first", "first"])
@@ -176,15 +176,15 @@ def test_a_full_queue_keeps_no_other_run_from_beginning(place, declared):
     @holdfast.durable(name="working.stuck", queue="stuck")
     def stuck(agent):
         begun.set()
-        assert go.wait(30)
+        assert go.wait(180)
 
     with holdfast.open(place) as store:
         held = [store.submit(stuck) for _ in range(20)]
         worker = store.worker(concurrency=4)
         thread = threading.Thread(target=worker.run, kwargs={"drain": True})
         thread.start()
-        assert begun.wait(30)
-        assert store.submit(working.narrow, "x").result(30) == "x"
+        assert begun.wait(180)
+        assert store.submit(working.narrow, "x").result(180) == "x"
         assert Counter(one.status for one in held) == {"queued": 19, "running": 1}
         (info,) = [one for one in store.queues() if one.name == "stuck"]
         assert (info.running, info.waiting, info.limits) == (1, 19, "1 at a time")
@@ -326,10 +326,10 @@ def test_limits_that_are_changed_count_at_once_for_workers_that_are_at_it(place)
         worker = store.worker()
         thread = threading.Thread(target=worker.run)
         thread.start()
-        assert store.submit(working.narrow, "first").result(30) == "first"
+        assert store.submit(working.narrow, "first").result(180) == "first"
         store.set_queue("narrow", concurrency=1)
         jobs = [store.submit(working.narrow, str(number), 0.02) for number in range(5)]
-        assert [one.result(30) for one in jobs] == [str(number) for number in range(5)]
+        assert [one.result(180) for one in jobs] == [str(number) for number in range(5)]
         worker.stop()
         thread.join()
         assert most_at_once(spans("narrow")) == 1
@@ -423,7 +423,7 @@ def test_a_full_queue_costs_a_worker_nothing_however_many_wait(tmp_path, declare
         worker = store.worker()
         thread = threading.Thread(target=worker.run)
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(180)
         other = store.worker()
         assert next(other._find(), None) is None
         read, run = [], store._db.engine.run
@@ -450,7 +450,7 @@ def test_a_second_run_of_an_agent_waits_for_its_turn_or_is_refused(tmp_path):
     @holdfast.durable(name="working.first")
     def first(agent):
         begun.set()
-        assert go.wait(30)
+        assert go.wait(180)
         agent.state["order"] = ["first"]
 
     @holdfast.durable(name="working.second")
@@ -462,14 +462,14 @@ def test_a_second_run_of_an_agent_waits_for_its_turn_or_is_refused(tmp_path):
         agent = store.agent("a")
         thread = threading.Thread(target=agent.run, args=(first,))
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(180)
         with pytest.raises(errors.RunUnfinished, match="is executing a run"):
             agent.run(second)
         with pytest.raises(errors.RunUnfinished, match="is executing a run"):
             agent.run(second.options(turn_s=0.05))
 
         async def later():
-            waits = asyncio.ensure_future(agent.arun(second.options(turn_s=30)))
+            waits = asyncio.ensure_future(agent.arun(second.options(turn_s=180)))
             await asyncio.sleep(0)
             go.set()  # the loop goes on meanwhile
             return await waits

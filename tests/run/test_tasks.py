@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import BadName, BadOption, InDoubt, MaybeRepeated
+from tests.lives import PATIENCE_S as HANG_S
 from tests.lives import die, dies
 
 WORLD = []
@@ -149,7 +150,7 @@ def test_the_same_call_still_under_way_is_waited_for(again):
     def slow(city: str) -> str:
         WORLD.append(city)
         begun.set()
-        assert gate.wait(10)
+        assert gate.wait(HANG_S)
         return city
 
     def execute():
@@ -158,10 +159,10 @@ def test_the_same_call_still_under_way_is_waited_for(again):
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(execute)
-        assert begun.wait(10)
+        assert begun.wait(HANG_S)
         second = pool.submit(execute)
         gate.set()
-        assert (first.result(10), second.result(10)) == ("A", "A")
+        assert (first.result(HANG_S), second.result(HANG_S)) == ("A", "A")
     assert WORLD == ["A"]
 
 

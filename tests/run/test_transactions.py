@@ -557,7 +557,7 @@ def test_it_gives_up_when_others_are_always_first(agent, outside, monkeypatch):
 def test_after_timeout_s_it_is_rolled_back_and_its_locks_are_free(agent, outside):
     free = threading.Event()
 
-    @holdfast.tool(effect="transaction", timeout_s=0.3)
+    @holdfast.tool(effect="transaction", timeout_s=1.5)
     def slow(how):
         connection = insert("a")
         connection.execute("LOCK TABLE paid")

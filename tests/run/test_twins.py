@@ -107,7 +107,7 @@ def test_all_of_them_on_one_loop(store):
         assert (await other.acancel()).cancelled_by or other.status in {"running", "cancelled"}
         with pytest.raises(errors.ToolFailed):
             await other.aresult(30)
-        assert await going_on(worker.astop(30)) == []
+        assert await going_on(worker.astop(180)) == []
         await serving
         assert await store.aadopt("a") == []
         await store.aflush()
@@ -144,7 +144,7 @@ def test_what_was_begun_is_finished_when_its_caller_is_cancelled(store):
 
     def undo(effect):
         begun.set()
-        assert go.wait(30)
+        assert go.wait(180)
 
     @holdfast.tool(name="working.undone_late", compensate=undo)
     def late():

@@ -222,7 +222,7 @@ def test_threads_that_submit_one_id_all_get_the_same_run(place, outside):
 def _held(agent, hold):
     hold = HOLDS[hold]
     hold[0].set()
-    assert hold[1].wait(30)
+    assert hold[1].wait(180)
     agent.state["mine"] = True
 
 
@@ -236,7 +236,7 @@ def test_nobody_in_the_process_gets_the_handle_of_a_run_that_a_worker_executes(t
         here = store.worker()
         thread = threading.Thread(target=here.run, kwargs={"drain": True})
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(180)
         with pytest.raises(errors.AgentBusy, match="a worker of this process"):
             store.agent(job.agent)
         assert store.agent(job.agent, readonly=True).state == {}
@@ -244,7 +244,7 @@ def test_nobody_in_the_process_gets_the_handle_of_a_run_that_a_worker_executes(t
         with pytest.raises(errors.RunUnfinished, match="other arguments"):
             store.submit(_held.options(id="1"), "two")
         go.set()
-        with store.agent(job.agent, wait_s=30) as after:
+        with store.agent(job.agent, wait_s=180) as after:
             assert after.state == {"mine": True}
         thread.join()
         assert job.status == "finished"

@@ -181,9 +181,10 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_an_address_with_one_slash_is_no_path(tmp_path, monkeypatch):
+def test_an_address_that_lacks_slashes_is_no_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for place in ("postgresql:/me:secret@host/db", "postgres:/host", "mysql:/me:secret@host/db"):
+    missing_both = ("postgresql:me:secret@host/db", "postgres:host")
+    for place in ("postgresql:/me:secret@host/db", "postgres:/host", "mysql:/me:secret@host/db", *missing_both):
         for use in (holdfast.open, holdfast.keys.init, holdfast.keys.listed, lambda it: repair("store", it)):
             with pytest.raises(BadOption) as caught:
                 use(place)
@@ -192,7 +193,8 @@ def test_an_address_with_one_slash_is_no_path(tmp_path, monkeypatch):
             holdfast.open(Path(place))
     assert names(tmp_path) == []
     made("./postgresql:/x")
-    assert names(tmp_path) == ["postgresql:"]
+    made("mysql:x")
+    assert names(tmp_path) == ["mysql:x", "postgresql:"]
 
 
 def test_where_large_values_lie_is_said_once(tmp_path):

@@ -466,6 +466,7 @@ def test_no_error_has_the_password_in_it(server, url, opened):
         error = caught.value
         shown = "".join(traceback.format_exception(type(error), error, None)) + repr(vars(error))
         assert "tr0ub4dor" not in shown, place
+        assert error.message.isprintable()  # one line
         assert error.__cause__ is None
         assert error.__context__ is sys.exc_info()[1]  # what was being handled before, if anything was
     engine = opened(url.replace("postgres@", f"postgres:{SECRET}@"))

@@ -247,6 +247,7 @@ def test_what_a_policy_lets_go_goes_there_too(store_path, tmp_path):
         store.retain(Policy(last=1))  # works without the place: its files are left for later
         assert store.verify().ok
         away.rename(cold)
+        assert store.tier(dry_run=True).packs == 0  # those that are left there are no longer the store's
         for file in cold.rglob("*.pack"):
             os.utime(file, (time.time() - 7200,) * 2)
         store.retain(Policy(last=1))

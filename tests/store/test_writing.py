@@ -88,7 +88,7 @@ def test_what_is_accepted_becomes_durable_without_a_flush_and_shares_one_with_ot
 
 def test_a_checkpoint_takes_along_what_waits_of_its_branch_and_no_thread_is_waited_for(store_path, monkeypatch):
     """In one transaction; what waits of other branches is left to the writer, and so is all that was begun."""
-    with Store.opened(store_path) as store, limits({"GATHER_S": 5.0}):
+    with Store.opened(store_path) as store, limits({"GATHER_S": 600.0}):
         agent, other = store.agent("a"), store.agent("b")
         for one in (agent, other):
             one.checkpoint("0")
@@ -114,10 +114,10 @@ def test_a_checkpoint_takes_along_what_waits_of_its_branch_and_no_thread_is_wait
         store.flush()
         commits.clear()
         for number in (6, 7, 8):
-            agent._writer.gather(partial(NewRecord, 0, b"", b"%d" % number), 10, 5.0)
+            agent._writer.gather(partial(NewRecord, 0, b"", b"%d" % number), 10, 600.0)
         assert (commits, agent._writer.position[0]) == ([], 9)
         agent._writer.gather(
-            partial(NewRecord, 0, b"", b"9"), 10, 5.0
+            partial(NewRecord, 0, b"", b"9"), 10, 600.0
         )  # it was asked how many there are: this one comes after them
         agent.checkpoint("3")
         assert commits == ["direct"]
@@ -252,15 +252,14 @@ def test_the_queue_is_bounded_and_who_adds_to_it_waits(agent, store_path, limit)
 
 
 def test_a_full_queue_that_nobody_empties_is_an_error_and_nothing_of_it_is_lost(agent, store_path):
-    with limits({"QUEUE_BYTES": 5_000, "BUSY_WAIT_S": 0.2}):
-        with kept(store_path):
-            with pytest.raises(StoreBusy, match="waiting to be written already") as caught:
-                add(agent, 99, [])
-            assert "stopped process" in caught.value.hint
-            with pytest.raises(StoreBusy):
-                agent.flush()
-            state = agent.state["text"]
-        agent.checkpoint("last")
+    with limits({"QUEUE_BYTES": 5_000, "BUSY_WAIT_S": 0.2}), kept(store_path):
+        with pytest.raises(StoreBusy, match="waiting to be written already") as caught:
+            add(agent, 99, [])
+        assert "stopped process" in caught.value.hint
+        with pytest.raises(StoreBusy):
+            agent.flush()
+        state = agent.state["text"]
+    agent.checkpoint("last")
     agent._store.close()
     found = labels(store_path)
     assert found == [*map(str, range(len(found) - 1)), "last"]
@@ -282,6 +281,23 @@ def test_a_writer_that_hangs_makes_others_busy_and_its_death_lets_them_go_on(sto
                 other.agent("a").checkpoint("not their business")
         assert agent.dirty
         agent.checkpoint("1")
+    assert labels(store_path) == ["0", "1"]
+
+
+@pytest.mark.slow  # SQLite tries for ten seconds
+def test_a_writer_that_is_stopped_as_it_says_where_the_log_ends_makes_others_busy(store_path):
+    """It says it twice, so that nobody believes the half of it."""
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("0")
+        with kept(store_path), (store_path / "store.db-shm").open("r+b") as index:
+            index.seek(8)  # the number of the change, in the first of the two
+            index.write(b"\xff\xff\xff\xff")
+            index.flush()
+            with pytest.raises(StoreBusy, match="stayed locked") as caught:
+                store.agents()
+            assert "stopped" in caught.value.hint
+        store.agent("a").checkpoint("1")
+        assert store.verify().ok
     assert labels(store_path) == ["0", "1"]
 
 
@@ -444,7 +460,7 @@ def test_a_log_that_is_folded_during_a_commit_begins_anew(store_path):
 
 
 def test_what_the_thread_is_writing_is_not_run_into_by_a_commit_that_takes_records_along(store_path, monkeypatch):
-    with Store.opened(store_path) as store, limits({"GATHER_S": 5.0}):
+    with Store.opened(store_path) as store, limits({"GATHER_S": 600.0}):
         agent, engine = store.agent("a", when=None), store._db.engine
         agent.checkpoint("0")
         agent._writer.append([NewRecord(0, b"", b"0")], flush=True)  # from then on its number is known

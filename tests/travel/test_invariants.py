@@ -319,14 +319,14 @@ def test_what_is_judged_is_what_is_saved_whoever_changes_it_meanwhile(agent):
     turn = threading.Event()
 
     def change():
-        turn.wait(5)
+        turn.wait(180)
         agent.state["budget"] = -1
 
     def check(state):
         seen = state["budget"]
         turn.set()
         if other.is_alive():
-            other.join(5)
+            other.join(180)
         return seen >= 0
 
     other = threading.Thread(target=change)

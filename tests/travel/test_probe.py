@@ -36,7 +36,7 @@ class Program:
         return json.loads(line(self.process))
 
     def gone(self):
-        until = time.monotonic() + 10
+        until = time.monotonic() + 180
         while not self.do("untouched") and time.monotonic() < until:
             time.sleep(0.02)
         return self.do("untouched")
@@ -59,7 +59,7 @@ def captured(program, function, acts, *, again=False, **how):
         probe.begin()
 
         def take():
-            found.extend(probe.captures(limit_s=20))
+            found.extend(probe.captures(limit_s=180))
 
         thread = threading.Thread(target=take)
         thread.start()
@@ -182,7 +182,7 @@ def test_a_process_without_holdfast(tmp_path):
                     Probe(process.pid, "__main__:tick", wait_s=0.2)
                 return
             with Probe(process.pid, "__main__:tick", when="n > 3", to=tmp_path) as probe:
-                (found,) = probe.captures(limit_s=20)
+                (found,) = probe.captures(limit_s=180)
             assert int(found.values["n"]) > 3
             with holdfast.crash.open_dump(found.dump) as dump:
                 assert dump.process is not None

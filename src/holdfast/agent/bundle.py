@@ -32,6 +32,7 @@ from holdfast.errors import (
     HoldfastError,
     KeyNeeded,
     NotABundle,
+    NotAStore,
     NotAuthentic,
     NotEncrypted,
     UnknownAgent,
@@ -40,7 +41,7 @@ from holdfast.store import files, keys
 from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed, digest
-from holdfast.store.database import Contents
+from holdfast.store.database import Contents, shown
 from holdfast.store.keys import BundleKeys, Key, Secret, find_secret
 from holdfast.text import is_url
 
@@ -353,27 +354,46 @@ def import_bundle(
 ) -> TransferReport:
     """Take in the agents of a file that ``export`` wrote, or some of them, into the store at ``store``.
 
-    A store that is not there yet is made with all of them in it, or not at all. ``key`` is the store's, ``file_key``
-    the file's; the other options are those of ``Store.import_bundle``.
+    A store that is not there yet is made with all of them in it, or not at all; on a server one without them may be
+    left, and the next import goes on with it. ``key`` is the store's, ``file_key`` the file's; the other options are
+    those of ``Store.import_bundle``.
     """
     path, place = Path(file), store if store is not None else find_store()
-    if not (isinstance(place, str) and is_url(place)):
+    if isinstance(place, str) and is_url(place):
+        there = _on_server(place, path, key, file_key)
+    else:
         place = Path(os.path.realpath(place))
         if not files.classify(place):
             secret = find_secret(key)
             with opened(path, file_key) as (found, encrypted):
-                if encrypted and secret is None and key is not False:
-                    raise BadOption(
-                        f"{path} is encrypted, and the new store at {place} would not be",
-                        hint="Give the store a key (HOLDFAST_KEY_FILE, key=), or say that it has none (key=False).",
-                    )
+                _refuse_plain(path, place, secret, key, encrypted=encrypted)
                 fill = partial(read_bundle, path=path, found=found, agents=agents, new_name=new_name, progress=progress)
                 moved = made_at(place, secret, fill)
             if moved is not None:
                 say_created(str(place))
                 return TransferReport(str(path), str(place), moved.agents)
-    with Store.opened(place, create=False, inert=True, key=key) as there:
+        there = Store.opened(place, create=False, inert=True, key=key)
+    with there:
         return there.import_bundle(path, agents, key=file_key, beside=beside, new_name=new_name, progress=progress)
+
+
+def _on_server(place: str, path: Path, key: Key, file_key: Key) -> Store:
+    """The store of a URL; made, if it is not there and the file can be opened."""
+    try:
+        return Store.opened(place, create=False, inert=True, key=key)
+    except NotAStore:
+        with opened(path, file_key) as (_, encrypted):
+            _refuse_plain(path, shown(place), find_secret(key), key, encrypted=encrypted)
+        return Store.opened(place, inert=True, key=key)
+
+
+def _refuse_plain(path: Path, place: Path | str, secret: Secret | None, key: Key, *, encrypted: bool) -> None:
+    """What was encrypted becomes plain only when somebody says so."""
+    if encrypted and secret is None and key is not False:
+        raise BadOption(
+            f"{path} is encrypted, and the new store at {place} would not be",
+            hint="Give the store a key (HOLDFAST_KEY_FILE, key=), or say that it has none (key=False).",
+        )
 
 
 def made_at(place: Path, secret: Secret | None, fill: Callable[[Store], T]) -> T | None:

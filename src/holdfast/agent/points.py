@@ -22,6 +22,8 @@ from holdfast.agent import metadata
 from holdfast.agent.schedule import GAPS_MAX, Past, Schedule
 from holdfast.agent.when import DEFAULT, When
 from holdfast.codec.operations import operations_size
+from holdfast.codec.state import Sections
+from holdfast.codec.told import Captured
 from holdfast.errors import Damaged, Forgotten
 from holdfast.store.catalog import View
 from holdfast.store.manifest import Cost
@@ -95,6 +97,7 @@ class Pace:
         self._unclean = writer.failed if writer is not None else 0  # that the process before failed, if it did
         self._rest = writer.rest if writer is not None else Rest()
         self._asked = ""  # what wants a checkpoint at the next safe point
+        self._counted: tuple[Sections, int] | None = None  # how much had changed, and in what the store was told then
         if when is not None and when is not DEFAULT:  # whoever asks for something is told if it cannot be
             self._schedule = Schedule(when, self._opened_s, self._past(when))
 
@@ -138,7 +141,7 @@ class Pace:
 
     def saved(self, cost_s: float) -> None:
         """A checkpoint was made, by whomever."""
-        self._asked = ""
+        self._asked, self._counted = "", None
         if self._schedule is not None:
             now_s = monotonic()
             self._warn(self._schedule.overdue(now_s))
@@ -167,6 +170,7 @@ class Pace:
 
     def moved(self) -> None:
         """The state is another one: what was left in the middle of a block is gone."""
+        self._counted = None
         self._rest.torn.clear()
         self._rest.acting.clear()
 
@@ -201,10 +205,24 @@ class Pace:
     # -- what is known ------------------------------------------------------------------------------------
 
     def _changed_bytes(self) -> int:
-        """What a checkpoint would have to write now, without what describes it."""
-        document, writer = self._agent._document, self._agent._writer
-        found = document.capture(writer.under_way if writer is not None else ())
-        return operations_size(found.operations) + sum(map(len, found.chunks.values()))
+        """What a checkpoint would have to write now, without what describes it, or more if that is not enough either.
+
+        To work that out takes as long as it is large. So what has come since the last safe point is added, and all of
+        it is worked out only where that sum would do, or where it is not known: what changed twice counts once then.
+        """
+        document, writer, when = self._agent._document, self._agent._writer, self.when
+        under_way = writer.under_way if writer is not None else ()
+        with document.lock:
+            known, self._counted = self._counted, None
+            if known is not None and known[0] is document.told.sections and not under_way:
+                size = known[1] + _size(document.settle())
+                if when is None or when.changed_bytes is None or size < when.changed_bytes:
+                    self._counted = document.told.sections, size
+                    return size
+            size = _size(document.capture(under_way))
+            if not under_way:
+                self._counted = document.told.sections, size
+            return size
 
     def _past(self, when: When) -> Past:
         """What the newest checkpoints say, and that the last process failed, if it did."""
@@ -224,6 +242,10 @@ class Pace:
                 " agent.step() in the loop that leads there",
                 self._agent.name, late_s, file, line,
             )  # fmt: skip
+
+
+def _size(captured: Captured) -> int:
+    return operations_size(captured.operations) + sum(map(len, captured.chunks.values()))
 
 
 def costs_of_line(view: View, head: int) -> list[Cost]:

@@ -152,12 +152,17 @@ class RetentionReport:
         return f"<RetentionReport {self.kept} kept, {self.removed} {word}, {self.freed_bytes:,} bytes>"
 
 
+Needs = Callable[[Sequence[Branch], Iterable[Point]], Iterable[tuple[bytes, str]]]
+"""Which checkpoints of an agent must stay whatever a policy says, by their ids, and why."""
+
+
 class Choice:
     """What a policy keeps of one agent, and why."""
 
-    def __init__(self, store: Store, links: Links, agent: Agent, policy: Policy, now: int) -> None:
+    def __init__(self, store: Store, links: Links, needs: Needs, agent: Agent, policy: Policy, now: int) -> None:
         self.agent = agent
         self.policy = policy
+        self._needs = needs
         self._store = store
         self._links = links
         self._branches = links.branches[agent.a]
@@ -181,7 +186,7 @@ class Choice:
                 yield from ((n, f"newest good one of {name}") for n in [n for n in line if n not in bad][:1])
         if self.policy.tags:
             yield from ((tag.n, f"tag {tag.name}") for tag in self._links.tags[self.agent.a])
-        for id, why in self._store._needed(self._branches, points(self._links.view, self.seen)):
+        for id, why in self._needs(self._branches, points(self._links.view, self.seen)):
             yield from ((n, why) for n in self._marked(id))
         for id in self._left_by_writers():
             yield from ((n, "left by a rollback of the present writer") for n in self._marked(id))
@@ -232,7 +237,8 @@ class _Round:
     def plan(self, contents: Contents, links: Links) -> Plan:
         now = now_us()
         there = [(agent, policy) for agent, policy in self._agents if agent.a in links.agents]
-        choices = [Choice(self._store, links, agent, policy, now) for agent, policy in there]
+        needs = self._store._needs()
+        choices = [Choice(self._store, links, needs, agent, policy, now) for agent, policy in there]
         chosen = {choice.agent.a: choice.kept for choice in choices}
         plan = Plan(links, everything(links, chosen).union(*chosen.values()))
         self._choices = [(choice, self._kept(choice, plan, chosen)) for choice in choices]

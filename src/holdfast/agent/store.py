@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from holdfast.agent.move import RestoreReport
     from holdfast.agent.policy import Policy
     from holdfast.agent.removal import Removal
-    from holdfast.agent.retention import RetentionReport
+    from holdfast.agent.retention import Needs, RetentionReport
     from holdfast.agent.tiering import Tiering
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
@@ -612,9 +612,9 @@ class Store:
             return tiering.bring_back(self, say, dry_run=dry_run)
         return tiering.move_out(self, to, older_than, say, dry_run=dry_run)
 
-    def _needed(self, branches: Sequence[Branch], points: Iterable[Point]) -> Iterable[tuple[bytes, str]]:  # noqa: ARG002 - the rooms above know
-        """Ids of an agent's checkpoints that must stay whatever a policy says, and why."""
-        return ()
+    def _needs(self) -> Needs:
+        """Who knows which of an agent's checkpoints must stay whatever a policy says, and why: by their ids."""
+        return lambda _branches, _points: ()  # the rooms above know
 
     def _outlived(self, view: View) -> Outlived | None:  # noqa: ARG002 - the rooms above know
         """Who knows which values of records nobody needs, as of one moment."""

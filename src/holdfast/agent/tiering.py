@@ -94,8 +94,8 @@ def bring_back(store: Store, progress: Progress, *, dry_run: bool) -> Tiering:
     if not place:
         return Tiering("", 0, 0, done=not dry_run)
     sizes = store._db.view.packs()
-    cold = {pack: sizes[pack] for pack, (_, age) in store._db.packs.whereabouts().items() if age is not None}
-    chosen = {pack: size for pack, size in cold.items() if pack in sizes}
+    where = store._db.packs.whereabouts()  # also of packs that went from the store while the place was away
+    chosen = {pack: sizes[pack] for pack, (_, age) in where.items() if age is not None and pack in sizes}
     if dry_run:
         return Tiering(place, len(chosen), sum(chosen.values()), done=False)
     moved = _moved(store, place, chosen, store._db.packs.warm, progress)

@@ -62,10 +62,7 @@ class When:
             if not _fits(name, value):
                 raise BadOption(f"{name}={value!r:.80}", hint=f"Use {_ALLOWED[name]}.")
         if all(getattr(self, name) in {None, False} for name in _ASKING):
-            raise BadOption(
-                "a When without a trigger would never checkpoint",
-                hint="Say when: When(adaptive=True), or When(every_s=30). For checkpoints by hand only, use when=None.",
-            )
+            raise BadOption("a When without a trigger would never checkpoint", hint=_BY_HAND)
         if self.min_s > self.max_s:
             raise BadOption(
                 f"min_s={self.min_s:g} is above max_s={self.max_s:g}",
@@ -137,9 +134,12 @@ class When:
         try:
             return cls(**table)
         except BadOption as error:
-            raise BadOption(f"{where}: {error.message}", hint=error.hint) from None
+            hint = _BY_HAND_IN_FILES if error.hint == _BY_HAND else error.hint
+            raise BadOption(f"{where}: {error.message}", hint=hint) from None
 
 
+_BY_HAND = "Say when: When(adaptive=True), or When(every_s=30). For checkpoints by hand only, use when=None."
+_BY_HAND_IN_FILES = "Say when: adaptive = true, or every_s = 30. For checkpoints by hand only, write false instead."
 _DEFAULTS = {field.name: field.default for field in fields(When)}
 _ALLOWED = {
     "every_s": f"seconds from {SPAN_MIN_S:g} to {SPAN_MAX_S:,.0f}, or None",

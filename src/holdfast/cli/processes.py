@@ -18,9 +18,11 @@ from rich.text import Text
 
 import holdfast
 from holdfast import Frozen, Thawed
+from holdfast.cli.keys import SourceKey, key_in
 from holdfast.cli.programs import Load, writing
 from holdfast.cli.session import Flag, Given, Json, Session, absolute, option
 from holdfast.cli.text import clean, count, size
+from holdfast.cli.transfer import opened_end
 from holdfast.errors import BadOption, HoldfastError
 from holdfast.process import wait as wait_for
 
@@ -161,12 +163,14 @@ def migrate(
     agent: Called = None,
     tcp: Tcp = "close",
     through: Annotated[str | None, option(metavar="COMMAND")] = None,
+    source_key_file: SourceKey = None,
     json: Json = False,
     session: Given,
 ) -> int:
     """Move a running process: freeze, push its image, thaw it there.
 
-    The original stands still meanwhile. It ends when the other one lives, and goes on if that fails.
+    The original stands still meanwhile. It ends when the other one lives, and goes on if that fails. The key of the
+    store there comes from the environment, also for the command that thaws it.
 
     Parameters
     ----------
@@ -177,7 +181,8 @@ def migrate(
     through
         What is put before the command that thaws it, such as 'ssh there' or 'nsenter --target PID --all'.
     """
-    with _making(session) as store, session.opened(dest, create=False) as other:
+    store = opened_end(session, session.place, "--source-key-file", key_in(source_key_file))
+    with store, session.opened(dest, create=False) as other:
         words = shlex.split(through) if through else []
         moved = store.migrate(int(target) if target.isdigit() else target, other, agent=agent, tcp=tcp, through=words)
         if json:

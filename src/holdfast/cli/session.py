@@ -165,7 +165,7 @@ def absolute(place: str) -> str:
 
 def shown(place: str | None) -> str | None:
     """A place as it may be printed before it was opened: of a URL nothing that could be a password."""
-    return place if place is None or not is_url(place) else f"{place.partition(':/')[0]}://…"
+    return place if place is None or not is_url(place) else f"{place.partition(':')[0]}://…"
 
 
 def looking(store: Store, revision: str) -> tuple[Agent, Checkpoint]:

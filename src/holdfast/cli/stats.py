@@ -74,7 +74,7 @@ def when(agent: Name, /, *, json: Json = False, session: Given) -> int:
         costs = store.costs(store.resolve(agent)[0])
         words = _words(costs, store.when(costs.agent))
         if json:
-            kept = ("when", "interval_s", "triggers", "stall", "durable", "share", "recent")
+            kept = ("when", "interval_s", "triggers", "stall", "durable", "run_s", "share", "failures", "recent")
             told: dict[str, Any] = {key: value for key, value in costs.to_json().items() if key in kept}
             return session.json("when", agent=costs.agent, words=words, **told)
         _print_when(session.out, costs, words)
@@ -87,10 +87,13 @@ def _words(costs: Costs, asked: When | None) -> list[str]:
         none = "It has no checkpoint yet, so nobody knows what its program asks for"
         return [f"{none}. If that says nothing:", *asked.words()] if asked is not None else [f"{none}."]
     if costs.when is None:
-        return ["It saves only when its program says so, or its policy was not written down."]
-    words = When.from_table(costs.when, "its policy").words()
+        return ["It saves only when its program, or LangGraph, says so; or its policy was not written down."]
+    known = When.from_table(costs.when, "its policy")
+    words = known.words()
     if costs.interval_s is not None:
         words.append(f"By what is known now, adaptive saves about every {span(costs.interval_s)}.")
+    if asked not in {known, When(adaptive=True)}:
+        words.append("holdfast.toml says something else by now. A program that says nothing has that when it starts.")
     return words
 
 
@@ -124,6 +127,8 @@ def _print_cost(out: Output, costs: Costs) -> None:
         out.say(f"The program stood still for {span(costs.stall.p50_s)} (p99 {span(costs.stall.p99_s)}) each{share}.")
     if costs.durable is not None:
         out.say(f"Each was durable after {span(costs.durable.p50_s)} (p99 {span(costs.durable.p99_s)}).")
+    if costs.failures:
+        out.say(f"Its programs failed or went back {count(costs.failures, 'time')}.")
 
 
 def stats(agent: Pattern = None, /, *, limit: Limit = None, json: Json = False, session: Given) -> int:
@@ -147,7 +152,8 @@ def stats(agent: Pattern = None, /, *, limit: Limit = None, json: Json = False, 
             _print_stats(session.out, found[0])
         else:
             _print_table(session.out, found, page.more)
-        session.out.say(Text(f"The store takes {size(sum(sizes.values()))}.", style="dim"))
+        takes = sum(sizes.values()) - sizes["free"]  # which is part of the catalog
+        session.out.say(Text(f"The store takes {size(takes)}.", style="dim"))
     return 0
 
 
@@ -187,7 +193,5 @@ def _print_stats(out: Output, costs: Costs) -> None:
     grows = f"{size(costs.bytes_per_day)} a day"
     out.say(f"They recorded {size(costs.logical_bytes)}, stored in {size(costs.stored_bytes)}: {grows}.")
     _print_cost(out, costs)
-    if costs.failures:
-        out.say(f"Its programs failed or went back {count(costs.failures, 'time')}.")
     if costs.frees_bytes is not None:
         out.say(f"The store's policy of what to keep would free {size(costs.frees_bytes)} now (`holdfast retain`).")

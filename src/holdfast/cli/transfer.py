@@ -210,7 +210,7 @@ def _both(
     One that is to be made is made after all that can be refused beforehand.
     """
     key = key_in(ends.source_key_file)
-    with _opened(session, source, "--source-key-file", key, create=False, readonly=readonly) as store:
+    with opened_end(session, source, "--source-key-file", key, create=False, inert=True, readonly=readonly) as store:
         there = dest or os.environ.get("HOLDFAST_STORE") or ".holdfast"
         if _same(source or store.place, there):
             raise BadOption(f"{shown(there)} is the store itself", hint="Name another one.")
@@ -229,17 +229,17 @@ def _both(
                 f"{store.place} is encrypted, and the new store at {shown(dest) or 'this place'} would not be",
                 hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
             )
-        other = _opened(session, dest, "--dest-key-file", key, objects=ends.objects, create=create)
+        other = opened_end(session, dest, "--dest-key-file", key, create=create, inert=True, objects=ends.objects)
         with other, bars(session.err) as progress:
             yield store, other, progress
 
 
-def _opened(session: Session, place: str | None, option: str, key: Key, **options: Any) -> Store:
+def opened_end(session: Session, place: str | None, option: str, key: Key, **options: Any) -> Store:
     """One of the two. A key in the environment is for both, so whoever lacks his own is told of the option."""
     try:
-        return session.opened(place, inert=True, key=key, **options)
+        return session.opened(place, key=key, **options)
     except (KeyNeeded, WrongKey) as error:
-        if key is not None:
+        if key:
             raise
         message = f"{shown(place)}: {error.message}" if isinstance(error, WrongKey) else error.message
         raise type(error)(message, hint=f"Give its own key: {option} FILE.") from error

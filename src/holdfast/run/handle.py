@@ -79,12 +79,14 @@ class Agent(Environment, SafePoints, below.Agent):
 
     @cached_property
     def _host(self) -> AgentHost:
-        return AgentHost(self)
+        host: AgentHost = self.__dict__.setdefault("_host", AgentHost(self))  # one, also for threads that come together
+        return host
 
     @cached_property
     def _entered(self) -> dict[object, list[AbstractContextManager[None]]]:
         """Where it is current now, by the task or the thread."""
-        return {}
+        entered: dict[object, list[AbstractContextManager[None]]] = self.__dict__.setdefault("_entered", {})  # as above
+        return entered
 
     # -- runs -------------------------------------------------------------------------------------------
 
@@ -393,6 +395,7 @@ class Agent(Environment, SafePoints, below.Agent):
             return cast("Checkpoint", await drive_later(self._going_back(error)))
 
     async def _checkpoint_later(self, label: str) -> Checkpoint:
+        began_s = time.monotonic()
         await self._bring_told()
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
@@ -403,7 +406,7 @@ class Agent(Environment, SafePoints, below.Agent):
         with self._check_writer().quiet():
             looked = await self._look_later()
             try:
-                write = self._captured(label, looked=looked)
+                write = self._captured(label, looked=looked, began_s=began_s)
             except BaseException:
                 self._check_writer().discard(looked)
                 raise
@@ -700,8 +703,8 @@ class Agent(Environment, SafePoints, below.Agent):
 
     def _whole(self) -> Steps:
         """Finish a rollback that was interrupted, unless whoever executes here has done so."""
-        if not self._host.busy:
-            with self._host.executing():
+        if self._host.take_turn():
+            with self._host.executing(taken=True):
                 yield from resuming(self._host)
 
     def __exit__(
@@ -737,21 +740,22 @@ class Agent(Environment, SafePoints, below.Agent):
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
             raise BadOption("the agent is current already: this is its run", hint="Leave `with agent:` away.")
-        loop.ended = False
         entered = active(loop.lane)
         entered.__enter__()
-        self._entered.setdefault(flow(), []).append(entered)
+        with loop.lock:  # another thread may be leaving
+            self._entered.setdefault(flow(), []).append(entered)
+            loop.ended = False
 
     def _leave(self) -> None:
         if not self._entered:
             return
-        here = flow()
-        here = here if here in self._entered else next(reversed(self._entered))  # left elsewhere than it was entered
-        entered = self._entered[here].pop()
-        if not self._entered[here]:
-            del self._entered[here]
-        if not self._entered:
-            self._host.loop.ended = True
+        here, loop = flow(), self._host.loop
+        with loop.lock:
+            here = here if here in self._entered else next(reversed(self._entered))  # it was entered elsewhere
+            entered = self._entered[here].pop()
+            if not self._entered[here]:
+                del self._entered[here]
+            loop.ended = not self._entered
         try:
             entered.__exit__(None, None, None)
         except ValueError:  # left in another context than it was entered in, as some test runners do

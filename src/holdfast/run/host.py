@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -71,6 +72,7 @@ class AgentHost:
     resumed = ""  # the run of which it is recorded that it is resumed, before that is done
     for_worker = False  # whoever executes its runs is a worker
     entering: Callable[[], None] | None = None  # called when a function is entered
+    _loop: Loop | None = None
     borrowed = False  # the handle was opened for somebody else's rollback, or for a run as a child
 
     def __init__(self, agent: Agent) -> None:
@@ -80,7 +82,6 @@ class AgentHost:
         self.ledger = Line(agent._store._db, agent._branch.b, agent._writer)
         self.base: Point | None = None  # what the live state stands on while that is not the writer's head
         self._companions: Companions | None = None
-        self._loop: Loop | None = None
         # Of which run, how many entries; what was read.
         self._signals: tuple[tuple[int, int], list[Signal]] = ((-1, 0), [])
         self._rows: dict[bytes, Point] = {}
@@ -136,8 +137,8 @@ class AgentHost:
     @property
     def loop(self) -> Loop:
         """The use of this agent outside of runs."""
-        if self._loop is None:
-            self._loop = Loop(self, position_of(self.handle.head))
+        if self._loop is None:  # one, also for threads that come together: it knows the calls that are under way
+            self._loop = self.__dict__.setdefault("_loop", Loop(self, position_of(self.handle.head)))
         return self._loop
 
     def moved(self) -> None:
@@ -290,6 +291,7 @@ class AgentHost:
 
     def capture(self, label: str, *args: Any, **options: Any) -> Callable[[], Checkpoint]:
         """As _captured(). What is paused may change the state, so it is before anybody judges that."""
+        options["began_s"] = options.get("began_s") or time.monotonic()
         with self.quiet():
             return self._captured(label, *args, **options)
 
@@ -310,7 +312,8 @@ class AgentHost:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
 
         It knows those in ``first``, and what ``note`` makes comes after it. ``looked`` is what the writer has found in
-        the layers beside the state, if that was done before; ``also`` goes into its transaction.
+        the layers beside the state, if that was done before; ``also`` goes into its transaction. ``began_s``: since
+        when its maker stands still for it.
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)

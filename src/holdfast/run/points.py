@@ -88,9 +88,10 @@ class SafePoints(below.Agent):
             return cast("Checkpoint", await drive_later(self._going_back(error)))
 
     async def _later(self, trigger: str, label: str = "") -> Checkpoint | None:
+        began_s = time.monotonic()
         await self._bring_told()
         with self._check_writer().quiet():
-            write = self._ready(trigger, label, await self._look_later())
+            write = self._ready(trigger, label, await self._look_later(), began_s)
         made: Checkpoint | None = await Work(write).later() if write is not None else None
         return made
 
@@ -103,14 +104,14 @@ class SafePoints(below.Agent):
         return made
 
     def _ready(
-        self, trigger: str, label: str = "", looked: Sequence[Looked] | None = None
+        self, trigger: str, label: str = "", looked: Sequence[Looked] | None = None, began_s: float = 0.0
     ) -> Callable[[], Checkpoint] | None:
         """A checkpoint that the policy asks for, ready to be written; None where there is nothing to save.
 
         Nor inside a tool: what its caller makes of the answer is not in the state yet. ``looked``: what has changed in
-        the layers beside the state, if somebody has looked.
+        the layers beside the state, if somebody has looked; ``began_s``: since when its maker stands still, if not now.
         """
-        writer, began_s = self._check_writer(), time.monotonic()
+        writer, began_s = self._check_writer(), began_s or time.monotonic()
         if EFFECT.get() is not None:
             writer.discard(looked or ())
             return None

@@ -391,10 +391,11 @@ class Lane:
     def mine(self) -> Lane:
         """This lane if it is the caller's own, otherwise a new one below it. In a run that one has no position."""
         me = flow()
-        owner = self._owner
-        if owner is None:
-            self._belongs(me)
-        elif owner != me:
+        if self._owner is None:
+            with self.scope.lock:  # one of those that come together: two would give their calls the same keys
+                if self._owner is None:
+                    self._belongs(me)
+        if self._owner != me:
             # Frameworks carry a context from one task to another. A task knows its own lane.
             known = _LANES.get(me()) if isinstance(me, weakref.ref) else None
             if known is not None and known.scope is self.scope:

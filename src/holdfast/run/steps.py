@@ -92,7 +92,7 @@ class Aside(threading.Thread):
         self.start()
         self.join(limit_s)
         if self._outcome is None:
-            raise TimeoutError(f"{self.name} took longer than {limit_s:g} s")
+            raise _late(self.name, limit_s)
         value, error = self._outcome
         if error is not None:
             raise error
@@ -105,6 +105,10 @@ class Aside(threading.Thread):
         self._told = loop, future
         self.start()
         return future
+
+
+def _late(name: str, limit_s: float | None) -> TimeoutError:
+    return TimeoutError(f"{name} took longer than {limit_s:g} s")
 
 
 def awaited(answer: Any) -> Any:
@@ -377,10 +381,16 @@ class Theirs(Request):
     async def later(self) -> Any:
         if self.aside and not inspect.iscoroutinefunction(self.function):
             return await (super().later() if self.whole else self.elsewhere())
-        with self.inside():
-            async with sys.modules["asyncio"].timeout(self.limit_s):
-                answer = self.function()
-                return await answer if inspect.isawaitable(answer) else answer
+        limit = sys.modules["asyncio"].timeout(self.limit_s)
+        try:
+            with self.inside():
+                async with limit:
+                    answer = self.function()
+                    return await answer if inspect.isawaitable(answer) else answer
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise _late(self.name, self.limit_s) from None
 
 
 Steps = Generator[Any, Any, Any]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack, cast
 from uuid import uuid4
 
@@ -49,7 +50,8 @@ from holdfast.store.changes import Change, Said, now_us, who
 from holdfast.store.rows import Branch, End, Point
 
 if TYPE_CHECKING:
-    from holdfast.process.claims import WorkspaceInfo
+    from holdfast.agent.retention import Needs
+    from holdfast.process.claims import Claim, WorkspaceInfo
     from holdfast.process.images import Frozen, HalfThawed
     from holdfast.process.migration import Migrated
     from holdfast.process.thaw import Thawed
@@ -616,14 +618,18 @@ class Store(below.Store):
     def _inherited(self, view: ReadView, b: int, point: Point | None) -> End:
         return end_at(view, b, point) if point is not None else super()._inherited(view, b, point)
 
-    def _needed(self, branches: Sequence[Branch], points: Iterable[Point]) -> Iterator[tuple[bytes, str]]:
+    def _needs(self) -> Needs:
+        from holdfast.process.claims import claims  # few agents have one
+
+        return partial(self._needed, claims(self._db.view))
+
+    def _needed(
+        self, directories: Mapping[str, Claim], branches: Sequence[Branch], points: Iterable[Point]
+    ) -> Iterator[tuple[bytes, str]]:
         """What runs that have not ended would look for when they go on, and where effects in doubt can be undone to.
 
         And the two checkpoints between which the files of a directory are: whoever finishes that needs both.
         """
-        from holdfast.process.claims import claims  # few agents have one
-
-        directories = claims(self._db.view)
         for branch in branches:
             one = directories.get(branch.uuid.hex())
             if one is not None and one.to:

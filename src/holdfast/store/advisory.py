@@ -51,7 +51,8 @@ _LIVING = f"{_LOCKED} AND {KEY} NOT IN (SELECT key FROM lease WHERE until < {CLO
 _LOCK = (
     "WITH got AS MATERIALIZED (SELECT pg_try_advisory_lock(?) AS ok)"
     f" INSERT INTO lease (key, b, generation, until, body) SELECT ?, ?, ?, {CLOCK} + ?, ? FROM got WHERE ok"
-    " ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET until = excluded.until, body = excluded.body RETURNING key"
+    " ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET until = excluded.until, body = excluded.body"
+    " RETURNING xmax <> 0"  # whether the row was there
 )
 _CONFIRM = (
     f"UPDATE lease SET until = {CLOCK} + ? WHERE key = ANY(string_to_array(?, ',')::bigint[]) AND (b = 0 OR EXISTS"
@@ -74,7 +75,7 @@ def _nothing() -> None:
 class AdvisoryLease:
     """The lock of one generation of a branch. If its connection is lost, it is taken again on the next one."""
 
-    unclean = False  # a server frees the lock of whoever has gone, however that was
+    unclean = False  # whoever had the branch before has left its row: its process was killed, or failed
 
     def __init__(
         self, leases: AdvisoryLeases, branch: bytes, b: int, generation: int, who: Mapping[str, object]
@@ -112,8 +113,9 @@ class AdvisoryLease:
 class AdvisoryLeases:
     """Leases are advisory locks of one connection, each with a row of table ``lease``: whose it is, and until when.
 
-    A row without its lock has no meaning. Behind a pooler that gives each transaction another session, locks are found
-    free that are not, and nobody is told that a branch is busy; its generation still lets only one write.
+    A row without its lock says only that its holder did not end well. Behind a pooler that gives each transaction
+    another session, locks are found free that are not, and nobody is told that a branch is busy; its generation still
+    lets only one write.
     """
 
     def __init__(self, engine: Postgres, cipher: Cipher = PLAIN) -> None:
@@ -151,9 +153,11 @@ class AdvisoryLeases:
 
         def attempt() -> AdvisoryLease | None:
             generation = read()
+            left = False
             with ExitStack() as held, ExitStack() as undo:
                 if generation and not takeover:
                     current = self._lock(branch, b, generation, about, over=True)
+                    left = current is None or current.unclean
                     if current is not None:  # else its holder was not heard of in time
                         held.callback(current.release)
                 # The next generation's lock comes before its number: whoever sees the number finds it locked.
@@ -164,6 +168,7 @@ class AdvisoryLeases:
                     return None
                 self._keep(lease, since_s)
                 undo.pop_all()
+            lease.unclean = left
             return lease
 
         lease = had(lambda: once(attempt), wait_s, POLL_MAX_S)
@@ -248,7 +253,9 @@ class AdvisoryLeases:
         key = lease.key
         body = self._cipher.box("lease", key, json.dumps(dict(lease.who), default=str).encode())
         self._locked[key] = weakref.ref(lease)  # first: if the answer is an error, it may be locked all the same
-        if self._ask(link, (_LOCK, (key, key, lease.b, lease.generation, self._late_us, body))):
+        rows = self._ask(link, (_LOCK, (key, key, lease.b, lease.generation, self._late_us, body)))
+        if rows:
+            ((lease.unclean,),) = rows
             return True
         del self._locked[key]
         return False
@@ -345,6 +352,12 @@ class AdvisoryLeases:
         """After a fork, in the child: the engine lets go of the connection, and the beat is the parent's."""
         self._seat, self._locked, self._held = Seat(), {}, {}
         self._closing, self._beating = threading.Event(), False
+
+    def end_well(self) -> None:
+        with self._seat.lock:
+            keys, link = ",".join(map(str, self._locked)), self._seat.link
+            if keys and link is not None:
+                self._ask(link, ("DELETE FROM lease WHERE key = ANY(string_to_array(?, ',')::bigint[])", (keys,)))
 
     def close(self) -> None:
         self._closing.set()

@@ -103,7 +103,7 @@ class Address:
             given = _USUAL | several | self._info | {"client_encoding": "UTF8"}
             return _Connection.connect(**given, autocommit=True)
         except psycopg.Error as error:
-            said = str(error).strip()
+            said = " ".join(str(error).split())  # libpq says one thing in several lines
         # Outside of the handler: nothing of psycopg's, which knows the password, hangs on this error.
         raise StoreFailed(
             f"{self.place} cannot be reached: {said}", hint="See that the server runs, and that the address is right."

@@ -391,7 +391,7 @@ def _at_exit() -> None:
             if left > 0:
                 one.check_usable()
                 one.flush(left)
-                if getattr(sys, "last_value", None) is None and isinstance(one.leases, FileLeases):
+                if getattr(sys, "last_value", None) is None:
                     one.leases.end_well()
 
 
@@ -425,7 +425,7 @@ def open_database(
     engine: Any
     layout = None
     if isinstance(place, str) and is_url(place):
-        scheme = place.partition(":/")[0]
+        scheme = place.partition(":")[0]
         if scheme not in {"postgresql", "postgres"}:
             raise BadOption(
                 f"no store can be opened at a {scheme}:// address",
@@ -661,7 +661,7 @@ def _objects(facts: Facts, objects: str | None, place: str) -> Objects | None:
     if objects is not None and location(objects) != facts.objects:
         raise BadOption(
             f"{place} keeps its packs {f'in {facts.objects}' if facts.objects else 'itself'}",
-            hint="Push it into a new store that is made with objects=.",
+            hint="Push it into a new store that is made with objects=, --objects.",
         )
     return open_objects(objects or facts.objects, facts.uuid.hex()) if facts.objects else None
 

@@ -219,6 +219,9 @@ class Leases(Protocol):
         """
 
     def holders(self) -> list[dict[str, object]]: ...
+    def end_well(self) -> None:
+        """The program ends, and nothing failed: whoever takes a branch next is not to think so. Locks stay."""
+
     def abandon(self) -> None: ...
     def close(self) -> None: ...
 

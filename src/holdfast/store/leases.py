@@ -337,7 +337,6 @@ class FileLeases:
                 lease.abandon()
 
     def end_well(self) -> None:
-        """Whoever takes a branch next is not to think that we failed."""
         for one in tuple(self._all):
             lease = one()
             if lease is not None and lease.held:

@@ -73,7 +73,7 @@ def health(store: Store, asked: Asked) -> dict[str, Any]:
 def _sizes(store: Store, stats: dict[str, Any], figures: list[Costs]) -> Iterator[Fact]:
     sizes = stats["bytes"]
     parts = ", ".join(f"{name} {size(number)}" for name, number in sizes.items() if number)
-    yield Fact("Size", size(sum(sizes.values())), detail=parts)
+    yield Fact("Size", size(sum(sizes.values()) - sizes["free"]), detail=parts)  # free room is part of the catalog
     counts = stats["counts"]
     yield Fact(
         "Holds",
