@@ -334,6 +334,31 @@ def test_rollback_to_every_checkpoint_and_back(store_path, monkeypatch, seal):
         assert seen(store.agent("a").state) == ["0", "1", "on"]
 
 
+@pytest.mark.parametrize("kind", ["list", "set", "dict", "text"])
+@pytest.mark.parametrize("move", ["rollback", "undo"])
+def test_going_back_to_where_a_large_section_was_of_another_kind(agent, move, kind):
+    """What is known of the keys of a large dict says nothing of a list or a set."""
+    before = {"list": list(range(3_000)), "set": set(range(3_000)), "dict": dict.fromkeys(range(3_000)), "text": "t"}
+    agent.state["s"] = before[kind]
+    agent.checkpoint("before")
+    agent.state["s"] = {f"k{number}": "x" * 50 for number in range(2_000)}
+    if move == "rollback":
+        agent.checkpoint("a dict")
+    agent.state["s"]["k5"] = 1
+    agent.checkpoint("one of its keys")
+    agent.state["s"]["k6"] = 1
+    agent.checkpoint("another one")
+    if move == "rollback":
+        agent.rollback("before")
+    else:
+        agent.undo()
+        agent.undo()
+    assert holdfast.plain(agent.state["s"]) == before[kind]
+    agent.state["on"] = True
+    agent.checkpoint("on")
+    assert holdfast.plain(agent.at("on").state["s"]) == before[kind]
+
+
 @pytest.mark.parametrize("move", ["rollback", "undo", "branch"])
 def test_unsaved_changes_are_saved_first(agent, move):
     steps(agent, "one", "two")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +19,10 @@ import holdfast
 from holdfast.agent import background
 from holdfast.agent.branch import read_line
 from holdfast.agent.store import Store
-from holdfast.errors import StoreBusy, StorePoisoned
+from holdfast.errors import StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
-from holdfast.store.sqlite import FOLD_FRAMES
+from holdfast.store.sqlite import _ASK, _FREE, FOLD_FRAMES
 from tests import warm
 from tests.limits import limits
 
@@ -457,6 +460,67 @@ def test_a_log_that_is_folded_during_a_commit_begins_anew(store_path):
         agent.checkpoint()
         _, frames, _ = engine._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         assert frames < 50 < 2 * during[0]
+
+
+@pytest.mark.parametrize("last", ["checkpoint", "close"])
+def test_a_signal_handler_that_saves_in_the_middle_of_a_commit_while_the_log_is_to_be_folded(store_path, last):
+    """Who folds the log waits for that commit, which ends when the handler is through: it must not wait for that."""
+    store = Store.opened(store_path)
+    agent, other, engine = store.agent("a", when=None), store.agent("b", when=None), store._db.engine
+    for one in (agent, other):
+        one.checkpoint("0")
+    inside = []
+
+    def handler(*_):
+        inside.append(engine._directing.locked())
+        engine._frames = FOLD_FRAMES
+        engine._wanted.set()
+        end = time.monotonic() + 0.3  # so long somebody who does not wait for this commit has time
+        while time.monotonic() < end and fcntl.fcntl(engine._queue_fd, fcntl.F_OFD_GETLK, _ASK)[:2] == _FREE:
+            time.sleep(0.001)
+        other.state["n"] = 1
+        other.checkpoint("1")
+        if last == "close":
+            store.close()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        check = engine.check_place
+        engine.check_place = lambda: (setattr(engine, "check_place", check), signal.raise_signal(signal.SIGUSR1))
+        agent.state["n"] = 1
+        with suppress(StoreClosed):
+            agent.checkpoint("1")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        store.close()
+    assert inside == [True]
+    with Store.opened(store_path, readonly=True) as store:
+        assert store.agent("b").head.label == "1"
+        assert last == "close" or store.agent("a").head.label == "1"
+
+
+def test_a_process_that_is_forked_while_somebody_sweeps_keeps_nobody_from_reading(store_path):
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("0")
+        inner, outer = os.pipe()
+        with store._db.engine.sweeping() as alone:
+            child = os.fork()
+            if not child:
+                os.close(outer)
+                os.read(inner, 1)  # it does something else, for hours
+                os._exit(0)
+        try:
+            assert alone
+            reader = start("with holdfast.open(path)._db.moment():\n  print('read', flush=True)\n", store_path)
+            read = threading.Thread(target=reader.stdout.readline, daemon=True)
+            read.start()
+            read.join(60)
+            assert not read.is_alive(), "the child has the lock of whoever sweeps"
+            reader.communicate()
+        finally:
+            os.close(outer)
+            os.close(inner)
+            os.waitpid(child, 0)
 
 
 def test_what_the_thread_is_writing_is_not_run_into_by_a_commit_that_takes_records_along(store_path, monkeypatch):

@@ -185,7 +185,7 @@ class Tree:
 
     def stand_beside(self, other: Tree) -> None:
         """Let another one, with many of the same leaves, say where their keys are, if it knows that of all it has."""
-        if other.where is not None and other.beside is None:
+        if other.kind == self.kind and other.where is not None and other.beside is None:
             self.beside = other
 
     def take_over(self, fetch: Fetch) -> None:

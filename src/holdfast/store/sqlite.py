@@ -33,6 +33,7 @@ from holdfast.errors import (
     DiskFull,
     HoldfastError,
     StoreBusy,
+    StoreClosed,
     StoreFailed,
     StorePoisoned,
     StoreReadOnly,
@@ -57,6 +58,10 @@ EXTEND_BYTES = 2**20
 
 EXTEND_ROOM_BYTES = 64 * 2**20
 """Where less is free, the last room of a disk is left to what has to be written."""
+
+BETWEEN_S = 0.5
+"""How long the thread that folds the log waits for a direct commit to end before it lets everything go and begins anew:
+in the middle of one a signal handler may do what waits for this thread."""
 
 MOMENT_LOG_BYTES = 2**30
 """A log that a moment keeps from being folded may grow to this; then the moment ends with an error."""
@@ -136,6 +141,8 @@ def writing_error(error: Exception, connection: apsw.Connection, doing: str) -> 
     """What a failure means inside a transaction that writes."""
     if isinstance(error, apsw.ConstraintError):
         return Refused(f"{doing}: {error}; nothing was written")
+    if isinstance(error, (apsw.ConnectionClosedError, apsw.CursorClosedError)):  # by a signal handler
+        return StoreClosed(f"{doing}: the store was closed in the middle of it; nothing was written")
     reason = connection.system_errno
     extended = getattr(error, "extendedresult", 0)
     if isinstance(error, apsw.IOError) and extended not in _FLUSH_FAILED and reason in _NO_ROOM:
@@ -352,6 +359,7 @@ class Sqlite:
     @contextmanager
     def sweeping(self) -> Iterator[bool]:
         fd = _open_lock(self.layout.moments_lock)
+        self._locks.add(fd)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -360,7 +368,9 @@ class Sqlite:
             else:
                 yield True
         finally:
-            close_quietly(fd)
+            if fd in self._locks:
+                self._locks.discard(fd)
+                close_quietly(fd)
 
     # -- writing --------------------------------------------------------------------------------------------
 
@@ -394,8 +404,8 @@ class Sqlite:
                 return False  # the writer finds out which comparison does not hold
             except apsw.Error as error:
                 failed = self._failed(error, self._direct)
-                if self._direct.in_transaction:
-                    with suppress(apsw.Error):  # what was written is not there unless COMMIT said so
+                with suppress(apsw.Error):  # what was written is not there unless COMMIT said so
+                    if self._direct.in_transaction:
                         self._direct.execute("ROLLBACK")
                 raise failed from error
             self._check_log()
@@ -519,12 +529,12 @@ class Sqlite:
             before = folded
         # Nobody else queues now, and no direct commit is half done: after this the next one begins the log anew. One
         # that had looked at the log before, and were written behind its end after, would let it grow on and on.
-        _queue(fd, fcntl.F_WRLCK)
-        try:
-            with self._directing:
+        with self._between():
+            _queue(fd, fcntl.F_WRLCK)
+            try:
                 frames, folded = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        finally:
-            _queue(fd, fcntl.F_UNLCK)
+            finally:
+                _queue(fd, fcntl.F_UNLCK)
         # One that a reader keeps from being folded is looked at again when it has grown by as much.
         self._frames = max(0, frames - folded)
 
@@ -539,7 +549,7 @@ class Sqlite:
             zeros = bytes(EXTEND_BYTES)
             fd = os.open(self.layout.wal, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                with self._directing:  # a direct commit would take our own lock for that of somebody else
+                with self._between():  # a direct commit would take our own lock for that of somebody else
                     connection.execute("BEGIN IMMEDIATE")
                     try:
                         size = self.layout.log_bytes()
@@ -550,6 +560,17 @@ class Sqlite:
             finally:
                 os.close(fd)
         self._log_bytes = size
+
+    @contextmanager
+    def _between(self) -> Iterator[None]:
+        """Inside, no direct commit of this process is half done. Raises where one does not end: tried again later."""
+        if not self._directing.acquire(timeout=BETWEEN_S):
+            self._wanted.set()
+            raise StoreBusy("a direct commit is half done")
+        try:
+            yield
+        finally:
+            self._directing.release()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
