@@ -17,6 +17,7 @@ import pytest
 import holdfast
 from holdfast.codec import capture as capturing
 from holdfast.codec import intake, values
+from holdfast.codec.told import Captured
 from holdfast.codec.tracked import Node
 from holdfast.errors import DetachedChange, StoreBusy, Unencodable
 from tests.strikes import struck
@@ -300,3 +301,17 @@ def test_told_bytes_that_were_let_go_are_read_off_the_event_loop(agent, monkeypa
     assert threading.main_thread() not in readers
     expected = holdfast.plain(agent.state)
     assert read_again(agent) == expected
+
+
+def test_what_a_checkpoint_was_made_of_is_let_go_without_the_collector(agent):
+    agent.state["log"] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            agent.state["log"].append("x" * 1_000)
+            agent.checkpoint(str(number))
+        left = [one for one in gc.get_objects() if isinstance(one, Captured)]
+    finally:
+        gc.enable()
+    assert len(left) < 5, "each holds what the state was then"

@@ -26,7 +26,15 @@ from holdfast.store.catalog import View, slices
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
 from holdfast.store.engine import Refused
-from holdfast.store.manifest import DICTIONARY_BYTES, SEGMENT_BYTES, SEGMENT_CHECKPOINTS, Packed, pack, split_payload
+from holdfast.store.manifest import (
+    DICTIONARY_BYTES,
+    SEGMENT_BYTES,
+    SEGMENT_CHECKPOINTS,
+    Packed,
+    pack,
+    split_payload,
+    unpacked,
+)
 from holdfast.store.rows import Agent, Branch, Point, Row, body_bytes, read_body
 
 if TYPE_CHECKING:
@@ -228,11 +236,12 @@ def fold_below(db: Database, n: int) -> int:
         rows = view.loose(n, _LOOK_BACK)
         if len(rows) <= FOLD_MIN or not rows[0].sealed:
             return 0
-        made = [(run, _packed(view, run, rows[0])) for run in _runs(rows[:0:-1]) if len(run) >= FOLD_MIN]
+        runs = (run for run in _runs(rows[:0:-1]) if len(run) >= FOLD_MIN)
+        made = [([row.n for row in run], _packed(view, run, rows[0])) for run in runs]
     folded = 0
-    for run, packed in made:
+    for numbers, packed in made:
         try:
-            db.change(partial(Change.fold, numbers=[row.n for row in run], packed=packed), inside=True)
+            db.change(partial(Change.fold, numbers=numbers, packed=packed), inside=True)
             folded += 1
         except Refused:
             break  # somebody else has, or they are gone: nothing to do
@@ -240,19 +249,20 @@ def fold_below(db: Database, n: int) -> int:
 
 
 def _runs(rows: list[Row]) -> Iterator[list[Row]]:
-    """A run of checkpoints, oldest first, in parts that are not too large for one segment.
+    """A run of checkpoints, oldest first, in parts that are not too large for one segment, their payloads unpacked.
 
     One that is too large by itself stays as it is.
     """
     part: list[Row] = []
     size = 0
     for row in rows:
-        length = sum(map(len, split_payload(row.data or b"")))
+        payload = unpacked(row.data or b"")  # once: it is looked into several times
+        length = sum(map(len, split_payload(payload)))
         if part and (len(part) >= SEGMENT_CHECKPOINTS or size + length > SEGMENT_BYTES):
             yield part
             part, size = [], 0
         if length <= SEGMENT_BYTES:
-            part.append(row)
+            part.append(row._replace(data=payload))
             size += length
     if part:
         yield part

@@ -378,6 +378,7 @@ class Commits:
         now = self._now
         rest = now.pending[1:]
         self._now = Now(branch, rest, now.onto, pending.opened)
+        pending.tried = None  # not before; with itself it would be a cycle, and all that it holds memory for long
         if pending.captured is not None:
             self._store._made(branch, sealed=pending.sealed)
 

@@ -20,7 +20,7 @@ from holdfast.codec.contents import open_inline
 from holdfast.codec.diff import Differ, Relative, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
 from holdfast.codec.operations import Operation
-from holdfast.codec.proofs import Run, identical, run_of
+from holdfast.codec.proofs import Run, begins_with, run_of
 from holdfast.codec.state import Reader, Source, State, changes, check_section
 from holdfast.codec.told import Captured, Saved, Told, captured
 from holdfast.codec.tracked import Node
@@ -86,7 +86,7 @@ class Known:
 
     def put(self, evidence: Evidence, before: bytes | None = None) -> None:
         """Keep evidence, in place of what is known of ``before``; what was not asked for longest goes."""
-        size = sum([leaf.size for leaf in evidence.tree.leaves]) * max(map(len, evidence.made), default=1)
+        size = evidence.tree.size * max(map(len, evidence.made), default=1)
         gone = []  # let go without the lock: there may be many objects in it
         with self._lock:
             gone += [self._known.pop(root) for root in {before, evidence.tree.root} if root in self._known]
@@ -321,7 +321,7 @@ class _Giving:
         unproven = known.unproven()
         spans: list[tuple[int, int, int, int]] = []
         first = size  # items before this are the same objects
-        if not identical(items[:size], known.items):
+        if len(items) < size or not begins_with(items, known.items):
             if keys is None:
                 found = aligned([id(item) for item in known.items], [id(item) for item in items])  # type: ignore[misc]
                 spans = [tuple(one) for one in found]  # type: ignore[misc]
@@ -415,10 +415,11 @@ class _Giving:
             return before
         runs = proofs([value], self.registry) if lasting else []
         data = self.state.fold(encode(value, self.registry), self.made, self.chunks)
-        if before is not None and before.part(0, 1, self.fetch) == [data]:
+        tree = build(VALUE, [data])
+        if before is not None and tree.root == before.root:
             tree = before
         else:
-            tree = self._settled(build(VALUE, [data]))
+            self._settled(tree)
             if before is not None:
                 self.ops[before.root, tree.root] = [(op.SET, (), (data,))]
         return self._known(tree, [value], None, runs, was) if lasting else tree

@@ -357,7 +357,7 @@ class Capture:
         """How a container with a tree stands in its parent: by its root, unless it has become small."""
         tree = self.node(node, node._told)
         entry = self.planned[id(node)]
-        if entry.inline is None and tree.within(blocks.INLINE_MAX_BYTES):
+        if entry.inline is None and tree.size <= blocks.INLINE_MAX_BYTES:
             data = contents.close(*opened(tree.kind, tree.all(self.fetch)))
             if len(data) <= blocks.INLINE_MAX_BYTES:
                 entry.inline = data

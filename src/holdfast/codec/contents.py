@@ -101,7 +101,7 @@ def named(tree: Tree, fetch: Fetch) -> bytes:
     """How a container with a tree stands in its parent, or in an operation: by its root, unless it is small."""
     if tree.kind == VALUE:
         return tree.part(0, 1, fetch)[0]
-    if tree.within(blocks.INLINE_MAX_BYTES):
+    if tree.size <= blocks.INLINE_MAX_BYTES:
         data = close(*opened(tree.kind, tree.all(fetch)))
         if len(data) <= blocks.INLINE_MAX_BYTES:
             return data

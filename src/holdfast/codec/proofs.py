@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from ctypes import string_at
+from ctypes import PyDLL, c_int, c_size_t, c_void_p, string_at
 from gc import get_referents
 from itertools import chain, compress
 from operator import add, attrgetter, is_
@@ -149,6 +149,8 @@ class Run:
         Each refers to as many objects as the others, mostly of the same types, so that whole columns need no look.
         ``known`` is a column that is followed already.
         """
+        if len(found) == width:  # of one instance: what it holds is followed one by one, as anything else
+            return [value for value in found if type(value) not in _SKIPPED and not (known and value is known[0])]
         rest: list[Any] = []
         for at in range(width):
             column = found[at::width]
@@ -229,13 +231,21 @@ class Run:
 
 
 def identical(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two sequences hold the very same objects."""
-    if len(one) != len(other):
-        return False
-    if len(one) < _FEW or not _ADDRESSES:
+    """Whether two tuples or lists, which nobody changes meanwhile, hold the very same objects."""
+    return len(one) == len(other) and begins_with(one, other)
+
+
+def begins_with(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether the first objects of a tuple or list, which is not shorter, are the very same as those of another."""
+    if len(other) < _FEW or not _ADDRESSES:
         return all(map(is_, one, other))
-    one, other, size = tuple(one), tuple(other), len(one) * _POINTER_BYTES
-    return string_at(id(one) + _FIRST, size) == string_at(id(other) + _FIRST, size)
+    return not _compare(_addresses(one), _addresses(other), len(other) * _POINTER_BYTES)
+
+
+def _addresses(values: Sequence[Any]) -> int:
+    """Where a tuple has the addresses of what it holds. A list, which nobody may change meanwhile, says where."""
+    first = id(values) + _FIRST
+    return _pointer_at(first).value or 0 if type(values) is list else first
 
 
 def run_of(items: list[Any], registry: Registry) -> Run | None:
@@ -295,16 +305,19 @@ def _measure() -> int:
 
 _EXPECTED = _measure()
 
-# Where a tuple begins to list the addresses of what it holds. Comparing these is ten times as fast as asking for each
-# object whether it is another; whether they are found there is tried below.
+# Where a tuple begins to list the addresses of what it holds, and a list says where its own are. Comparing these where
+# they are is ten times as fast as asking for each object whether it is another; whether they are found is tried below.
 _FEW = 32
 _FIRST = tuple.__basicsize__
 _POINTER_BYTES = tuple.__itemsize__
+_pointer_at = c_void_p.from_address
+_compare = PyDLL(None).memcmp
+_compare.argtypes, _compare.restype = (c_void_p, c_void_p, c_size_t), c_int
 
 
 def _has_addresses() -> bool:
-    pair = (_MARK, _END)
-    return COUNTS and string_at(id(pair) + _FIRST, 2 * _POINTER_BYTES) == pack("PP", *map(id, pair))
+    pair, there = (_MARK, _END), pack("PP", *map(id, (_MARK, _END)))
+    return COUNTS and all(string_at(_addresses(one), len(there)) == there for one in (pair, [*pair]))
 
 
 _ADDRESSES = _has_addresses()

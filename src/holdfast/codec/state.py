@@ -477,7 +477,7 @@ def changes(before: Sections, after: Sections, differ: Differ, state: State) -> 
 def section_operations(name: str, old: Tree, new: Tree, differ: Differ, state: State) -> list[Relative]:
     """Operations for a section that differs: what differs, unless that is more than the whole."""
     ops = differ.trees(old, new)
-    if len(ops) > OPERATIONS_MAX or (len(ops) > 1 and too_dear(ops, sum([leaf.size for leaf in new.leaves]))):
+    if len(ops) > OPERATIONS_MAX or (len(ops) > 1 and too_dear(ops, new.size)):
         return [(op.SET, (name,), (named(new, state.fetch),))]
     return under((name,), ops)
 

@@ -66,7 +66,7 @@ class Tree:
     """All items of one container."""
 
     __slots__ = (
-        "__weakref__", "_base", "_parts", "beside", "count", "fresh", "kind", "last", "root", "tops", "where",
+        "__weakref__", "_base", "_parts", "beside", "count", "fresh", "kind", "last", "root", "size", "tops", "where",
     )  # fmt: skip
 
     def __init__(self, kind: bytes, leaves: list[Leaf], starts: list[int] | None, levels: list[list[Index]]) -> None:
@@ -76,7 +76,7 @@ class Tree:
         self._base: Tree | None = None  # what this one grew out of, if that is how it was made
         self._parts: _Parts | None = (leaves, starts, levels)
         self.last, self.tops = leaves[-1], [level[-1] for level in levels]
-        self.count = starts[-1] + leaves[-1].count
+        self.count, self.size = starts[-1] + leaves[-1].count, sum([leaf.size for leaf in leaves])  # in items, in bytes
         self.root: bytes = (levels[-1] if levels else leaves)[0].digest
         self.fresh: Sequence[Leaf] = ()  # leaves that were just made: whoever makes a tree closes it (``anchor``)
         # Of a dict with several leaves: key -> its leaf, in a cell that moves on with the leaf. Made when it is needed.
@@ -218,15 +218,6 @@ class Tree:
         there = at > 0 and items[at - 1] == item
         return starts[low] + (at - 1 if there else at), there
 
-    def within(self, limit: int) -> bool:
-        """Whether all items together have at most so many bytes."""
-        total = 0
-        for leaf in self.leaves:
-            total += leaf.size
-            if total > limit:
-                return False
-        return True
-
     # -- another one ----------------------------------------------------------------------------------------
 
     def apply(self, hunks: list[Hunk], fetch: Fetch) -> Tree:
@@ -320,7 +311,7 @@ class Tree:
         tree = Tree.__new__(Tree)
         tree.kind, tree.last, tree.fresh, tree.where, tree.beside = self.kind, leaf, (), None, self.beside
         tree._base, tree._parts = self._base or self, None
-        tree.count = self.count + len(items)
+        tree.count, tree.size = self.count + len(items), self.size + size - last.size
         child: Node = leaf
         tops: list[Index] = []
         for index in self.tops:

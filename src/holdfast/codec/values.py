@@ -220,7 +220,7 @@ def _write_parts(writing: Writing, whole: Any, depth: int, label: Callable[[Any]
         parts = whole.items()
     else:
         return writing.pairs(wire.DICT, whole, depth)
-    # Agents keep lists of flat dicts, and messages some that are small or empty: no call for each of these.
+    # Agents keep lists of flat dicts, and messages some that are flat or empty: no call for each of these.
     flat, bare = (dict, list) if plain is SCALARS and depth + 1 < MAX_DEPTH else (None, None)
     out: Any = None
     place: Any = None
@@ -236,7 +236,7 @@ def _write_parts(writing: Writing, whole: Any, depth: int, label: Callable[[Any]
                     break
                 else:
                     continue
-            elif kind is bare and not item:
+            elif kind is bare and plain.issuperset(map(type, item)):
                 continue
             lowered = _WRITERS.get(kind, _write_other)(writing, item, depth + 1)
             if lowered is not item:

@@ -245,6 +245,11 @@ def pack_payload(manifest: bytes, operations: bytes) -> bytes:
     return compressed(data, COMPRESS_FROM_BYTES)
 
 
+def unpacked(payload: bytes) -> bytes:
+    """The same payload as it would be stored if it were not compressed."""
+    return payload if payload[:1] == _RAW else _RAW + uncompressed(payload, PAYLOAD_MAX_BYTES)
+
+
 def split_payload(data: bytes) -> tuple[bytes, bytes]:
     """The manifest and the operations of a payload."""
     data = uncompressed(data, PAYLOAD_MAX_BYTES)
