@@ -177,6 +177,27 @@ def test_settings_of_the_session_are_not_needed(url, opened):
     assert View(other, PLAIN).checkpoints() == []
 
 
+def test_every_commit_waits_for_the_flush_whatever_the_session_is_set_to(url):
+    """Those made in one call, too, which do not set it themselves."""
+    with holdfast.open(url) as store:
+        agent = store.agent("one")
+        agent.checkpoint()
+        say(
+            url,
+            "CREATE TABLE public.told (flushed text);"
+            " CREATE FUNCTION public.tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " INSERT INTO public.told VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;"
+            " CREATE TRIGGER tell AFTER UPDATE ON holdfast.branch FOR EACH ROW EXECUTE FUNCTION public.tell()",
+        )
+        for value in ("on", "off", "local"):
+            for seat in store._db.engine._writing:
+                if seat.link is not None:
+                    seat.link.ask((f"SET synchronous_commit TO {value}", ()))
+            agent.state["value"] = value
+            agent.checkpoint()
+    assert say(url, "SELECT * FROM public.told") == [("on",)] * 3
+
+
 def test_what_is_not_a_store_of_ours_is_refused_and_left_alone(url, opened):
     say(url, "CREATE SCHEMA mine; CREATE TABLE mine.store (x int)")
     with pytest.raises(errors.NotAStore):
@@ -435,7 +456,8 @@ def test_what_is_sent_in_one_call_is_written_whole_or_not_at_all(url, opened, wh
     )
     floor = ("INSERT INTO floor (name, number, sum) VALUES (?, ?, ?)", ("x", 1, b""))
     depth = ("UPDATE branch SET depth = ?", (7,))
-    for calls in ((depth, floor), (floor, depth)):
+    compared = ("UPDATE branch SET depth = CASE WHEN depth = ? THEN CAST(? AS bigint) END", (0, 7))
+    for calls in ((depth, floor), (floor, depth), (floor, compared)):
         assert not engine.direct(*zip(*calls, strict=True))
         assert View(engine, PLAIN).branches() == [branch]
     assert engine.direct(*zip(depth, strict=True))

@@ -3,8 +3,8 @@
 Owns a schema of the database, or the rows of one store in a schema that several share. Knows no table but those two
 that no other kind of store has, and those in which an acknowledged commit is looked for. What always holds: a commit
 that returns was flushed by the server, and one whose answer is lost raises ``Unsure``; names are qualified and settings
-belong to transactions, so that nothing rests on two statements having met the same session of the server. A comparison
-that does not hold violates NOT NULL, which ends the transaction.
+belong to transactions, or are asked for, so that nothing rests on two statements having met the same session of the
+server. A comparison that does not hold violates NOT NULL, which ends the transaction.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import chain
 from typing import TypeVar
 
 from holdfast.errors import (
@@ -51,6 +52,9 @@ SHARED, BUSY_S = 16, 30.0
 HANDLES = 64
 """Handles are taken in blocks, whose size the sequence has for good: the next one comes together with a commit."""
 
+JOINED_MAX = 4
+"""How many new rows go into one statement with the comparison: each number of them is prepared."""
+
 KEPT_ACKNOWLEDGED = 64
 TRIES, APART_S = 5, 0.02
 """How often a transaction is made that the server ends in favour of another, and how far apart: at random."""
@@ -69,7 +73,9 @@ _SESSION = {
     "statement_timeout": "0",  # it would end the wait of a commit for its replica, and call that success
     "idle_in_transaction_session_timeout": "1h",  # a moment that is left alone keeps the server from tidying up
     "client_min_messages": "error",
+    "synchronous_commit": "on",
 }
+_FLUSHED = "current_setting('synchronous_commit') = 'on'"
 _WATCHED = {f"tcp_{name}": str(number) for name, number in KEEPALIVES.items()}
 """So that the server finds out about a machine that vanished, and lets go of what its sessions had locked."""
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -395,12 +401,17 @@ class Postgres:
         seat = free_seat(self._writing)
         if seat.lock.locked():
             return False
+        joined = self._joined(tuple(statements))
         with seat.lock, self.explained("writing"):
             # An interrupt leaves a connection on which something is under way: it is not used again.
             link = seat.ready(self.connect)
-            link.send(*self._local)  # without BEGIN: what is sent in one round is one transaction
-            for sql, values in zip(statements, args, strict=True):
-                link.send(self.translated(sql), values)
+            if self.owner or joined is None:
+                link.send(*self._local)  # without BEGIN: what is sent in one round is one transaction
+            if joined is not None:
+                link.send(self.translated(joined), tuple(chain.from_iterable(args)))
+            else:
+                for sql, values in zip(statements, args, strict=True):
+                    link.send(self.translated(sql), values)
             try:
                 more = self._more_handles(link)
                 link.receive()
@@ -411,6 +422,22 @@ class Postgres:
                 return False  # the writer finds out which comparison does not hold
         self._keep(more)
         return True
+
+    @staticmethod
+    @lru_cache(64)
+    def _joined(statements: tuple[str, ...]) -> str | None:
+        """New rows and one comparison as one statement, if that is all: each one costs the server some time.
+
+        The comparison then holds in a session only that flushes. Elsewhere the writer makes the change, and says so.
+        """
+        *rows, last = statements
+        if not last.startswith("UPDATE") or "CASE WHEN " not in last or len(rows) > JOINED_MAX:
+            return None
+        if not all(one.startswith("INSERT") and "ON CONFLICT" not in one for one in rows):
+            return None  # what it meets may depend on the statements before
+        parts = [f"row{number} AS ({one})" for number, one in enumerate(rows)]
+        last = last.replace("CASE WHEN ", f"CASE WHEN {_FLUSHED} AND ", 1)
+        return f"WITH {', '.join(parts)} {last}" if parts else last
 
     def transaction(self, work: Callable[[Tx], T], begun: Callable[[], None] | None = None) -> T:
         seat = free_seat(self._writing)
