@@ -32,6 +32,7 @@ from holdfast.agent.agent import Agent
 from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, NotThawed, StoreBusy
 from holdfast.process.image import began
 from holdfast.store import processes
+from holdfast.store.leases import FileLeases
 from holdfast.store.processes import boot
 from holdfast.text import is_url
 
@@ -176,6 +177,7 @@ def _let_go(deadline: float) -> Iterator[list[Agent]]:
 @contextmanager
 def _at_rest(agents: list[Agent], databases: list[Any], deadline: float) -> Iterator[None]:
     """Inside, every agent is saved and still, and no store is open. Whoever leaves the block opens them again."""
+    _check_known(agents, databases)
     with ExitStack() as stack:
         for agent in agents:
             agent._check_quiet()
@@ -209,6 +211,16 @@ def _at_rest(agents: list[Agent], databases: list[Any], deadline: float) -> Iter
                 db.resume()
             raise
         yield
+
+
+def _check_known(agents: list[Agent], databases: list[Any]) -> None:
+    """What is written here by no handle would not go back with the process, which would do again what it did."""
+    for db in databases:
+        known = {agent._branch.b for agent in agents if agent._db is db}
+        for lease in db.leases.mine() if isinstance(db.leases, FileLeases) else ():
+            if lease.b not in known:
+                who = lease.who.get("agent")
+                raise AgentBusy(f"{who!r} is written beside any handle, as threads of LangGraph are, which resume")
 
 
 def _save(agent: Agent) -> None:
