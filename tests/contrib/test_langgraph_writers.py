@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.contrib.langgraph.thread import writes_said
-from holdfast.errors import AgentBusy, Fenced
+from holdfast.errors import AgentBusy, Fenced, NotFrozen
+from holdfast.process import cooperation
 from tests.contrib.threads import chain, checkpoint, config, told
 from tests.contrib.writer_child import start, two_steps
 from tests.lives import end, line, tell
@@ -285,3 +286,11 @@ def test_writes_that_a_failing_checkpoint_took_along_are_told(ours, monkeypatch)
         ours.put(at, checkpoint({"messages": []}), META, {})
     with pytest.raises(OSError, match="no room"):
         queued.result()
+
+
+def test_a_process_with_a_thread_open_is_not_frozen_since_what_the_thread_did_would_be_done_again(tmp_path):
+    with HoldfastSaver(tmp_path / "store") as saver:
+        chain(saver, "t", 2)
+        with pytest.raises(NotFrozen, match="'t' is written beside any handle"), cooperation._let_go(time.monotonic()):
+            pass
+        chain(saver, "u", 1)

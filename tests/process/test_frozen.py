@@ -476,10 +476,10 @@ LISTENING = AGENT.replace(
 ).replace("            memory += 1\n", "            memory += 1\n            log.write(f'{n}\\n')\n")
 
 
-def criu_that(tmp_path, criu, does):
-    """CRIU, but for restores."""
+def criu_that(tmp_path, criu, does, verb="restore"):
+    """CRIU, but for restores, or dumps."""
     made = tmp_path / f"criu-{does.split()[0]}"
-    made.write_text(f'#!/bin/sh\nif [ "$1" = restore ]; then {does}; fi\nexec "{criu}" "$@"\n')
+    made.write_text(f'#!/bin/sh\nif [ "$1" = {verb} ]; then {does}; fi\nexec "{criu}" "$@"\n')
     made.chmod(0o700)
     return {**os.environ, "HOLDFAST_CRIU": str(made)}
 
@@ -898,6 +898,98 @@ fi
         counter.passes(counter.count()[0])
 
 
+def interrupting(tmp_path, criu, verb):
+    """A CRIU at whose work whoever called it is interrupted, and which says when it has come to its end."""
+    does = f'kill -INT $PPID; "{criu}" "$@"; code=$?; touch "{tmp_path}/came to its end"; exit $code'
+    return criu_that(tmp_path, criu, does, verb)
+
+
+def test_an_interrupt_does_not_end_criu_at_work_in_a_program(tmp_path, store_path, criu):
+    """Where it was ended while it had its own code in the process, the process went with it."""
+    end = tmp_path / "came to its end"
+    with Program(tmp_path / "counter", "log = open('log', 'w')\n" + COUNTER) as counter:
+        counter.passes(1)
+        said = cli("freeze", counter.pid, store=store_path, env=interrupting(tmp_path, criu, "dump"))
+        assert (said.returncode, end.exists()) == (130, True), said
+        counter.passes(counter.count()[0])
+        assert cli("freeze", counter.pid, store=store_path).returncode == 0
+        counter.kill()
+        end.unlink()
+        at = counter.count()[0]
+        said = cli("thaw", "program", store=store_path, env=interrupting(tmp_path, criu, "restore"))
+        assert (said.returncode, end.exists()) == (0, True), said
+        assert f"as process {counter.pid}" in said.stdout, "its files are in place, and it lives: that is told"
+        counter.passes(at)
+
+
+def test_an_interrupt_during_an_image_ends_neither_the_program_nor_who_looks_after_it(tmp_path, store_path, criu):
+    folder = tmp_path / "program"
+    folder.mkdir()
+    text = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + COUNTER
+    (folder / "anything.py").write_text("import sys\n" + text)
+    words = ["--store", store_path, "run", "--images", "every=0.3s", "--", sys.executable, "anything.py"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", *map(str, words)], cwd=folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=interrupting(tmp_path, criu, "dump"),
+    )  # fmt: skip
+    until(lambda: (tmp_path / "came to its end").exists() or None)
+    (tmp_path / "came to its end").unlink()
+    until(lambda: (tmp_path / "came to its end").exists() or None)
+    assert running.poll() is None
+    running.send_signal(signal.SIGTERM)  # which is for the program
+    assert running.wait(60) == 5
+
+
+def test_of_two_thaws_at_once_one_brings_it_back_and_the_other_changes_nothing(tmp_path, store_path, criu):
+    go = tmp_path / "go"
+    waits = f"touch '{tmp_path}/restoring'; until [ -e '{go}' ]; do sleep 0.02; done"
+    words = [sys.executable, "-m", "holdfast", "--store", str(store_path), "thaw", "program"]
+    with Program(tmp_path / "writer", "log = open('log', 'w', buffering=1)\n" + COUNTER) as one:
+        one.passes(1)
+        assert cli("freeze", one.pid, store=store_path).returncode == 0
+        at = one.passes(1)[0]
+        one.kill()
+        (one.folder / "log").write_text("what somebody wrote later")
+        first = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=criu_that(tmp_path, criu, waits))
+        until(lambda: (tmp_path / "restoring").exists() or None)
+        second = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        until(lambda: any(f"-> FLOCK  ADVISORY  WRITE {second.pid} " in line for line in locks()) or None)
+        go.touch()
+        assert first.wait(60) == 0
+        assert "the process still runs" in second.communicate(timeout=60)[1]
+        one.passes(at)
+        assert os.path.samefile(f"/proc/{one.pid}/fd/3", one.folder / "log"), "it writes where others look"
+
+
+def locks():
+    return Path("/proc/locks").read_text().splitlines()
+
+
+def test_what_a_process_puts_into_its_folder_leads_root_nowhere(tmp_path):
+    """The folder in which it waits is its user's, and its name can be seen."""
+    theirs, kept = tmp_path / "theirs", tmp_path / "kept"
+    kept.write_text("of root")
+    theirs.mkdir()
+    (theirs / ".go").symlink_to(kept)
+    cooperation._say(theirs, "go", "original")
+    assert ((theirs / "go").read_text(), (theirs / "go").is_symlink()) == ("original", False)
+    (theirs / "go").unlink()
+    (tmp_path / "link").symlink_to(theirs)
+    cooperation._say(tmp_path / "link", "go", "original")
+    assert not (theirs / "go").exists()
+    (theirs / ".go").symlink_to(kept)
+    os.chown(theirs, 1234, 1234)
+    cooperation.thawing(theirs, 4321)
+    assert (theirs.stat().st_uid, os.listdir(theirs), (theirs / "go").read_text()) == (4321, ["go"], "thawed")
+    with pytest.raises(NotThawed, match="cannot be made"):
+        cooperation.thawing(tmp_path / "link", 4321)
+    assert (kept.read_text(), theirs.stat().st_uid) == ("of root", 4321)
+    for said in ("[1]", "no", '[["a"]]', '{"a": 1}'):
+        (tmp_path / "released").write_text(said)
+        with pytest.raises(NotFrozen, match="no answer"):
+            cooperation._answer(tmp_path, 1, 1.0)
+
+
 def test_a_program_that_is_run_with_images_ends_as_it_would_and_can_be_brought_back(tmp_path, store_path):
     folder = tmp_path / "program"
     folder.mkdir()
@@ -968,7 +1060,8 @@ def test_a_process_moves_into_other_namespaces_and_the_original_ends_when_it_liv
             at = counter.passes(counter.count()[0])[0]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("HOLDFAST_KEY_FILE", str(key))
-                through = ["nsenter", "--target", str(inner), "--pid", "--net", "--mount"]
+                greeting = ["sh", "-c", 'echo "Welcome {there}"; exec "$@"', "there"]
+                through = [*greeting, "nsenter", "--target", str(inner), "--pid", "--net", "--mount"]
                 moved = store.migrate(counter.pid, there, through=through)
         assert counter.process.wait(180) == -signal.SIGKILL
         assert moved.downtime_s >= moved.frozen.pause_s > 0
@@ -1008,6 +1101,24 @@ def test_a_process_whose_move_was_killed_is_named_with_what_lets_it_go_on(tmp_pa
         counter.kill()
         assert left_stopped() == []
     assert not list((tmp_path / "state" / "holdfast" / "moves").iterdir()), "a process that has ended is forgotten"
+
+
+def test_where_nobody_knows_whether_it_lives_there_the_original_stays_stopped(tmp_path, store):
+    from holdfast.process import left_stopped
+
+    with Program(tmp_path / "counter", COUNTER) as counter:
+        counter.passes(1)
+        for code in (255, 137, 0):  # the line broke; it was killed; it went well, and nothing says what
+            with pytest.raises(NotThawed, match=r"is not known.*stays stopped") as caught:
+                store.migrate(counter.pid, store, through=["sh", "-c", f"exit {code}"])
+            assert f"`kill -CONT {counter.pid}` lets the original go on" in caught.value.hint
+            assert state(counter.pid) == "T"
+            assert [one.pid for one in left_stopped()] == [counter.pid]
+            at = counter.count()[0]
+            os.kill(counter.pid, signal.SIGCONT)
+            counter.passes(at)
+            for note in (tmp_path / "state" / "holdfast" / "moves").iterdir():
+                note.unlink()
 
 
 def children(pid):

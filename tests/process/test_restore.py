@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 
 import holdfast
-from holdfast.errors import BadOption, Damaged, DiskFull, HoldfastError
+from holdfast.errors import BadOption, Damaged, DiskFull, HoldfastError, StoreFailed
 from holdfast.process import folders, restore
 from holdfast.process.restore import export, halfway, obstacles
 from holdfast.process.scan import Scanner
@@ -157,6 +157,12 @@ def test_a_disk_that_fails_leaves_the_old_tree_or_one_that_goes_on(root, code):
             done = go(root, changes, shelf)
             assert (look(root), done.foreign, done.blocked, done.left, halfway(root)) == (NEW, set(), {}, set(), False)
     assert failures > 20
+
+
+def test_what_could_not_be_moved_is_named(root):
+    before, after, shelf = both(root, {}, {b"d": (0o040755, None), b"d/e": (0o040755, None)})
+    with failing("mkdir", 3, errno.EPERM), pytest.raises(StoreFailed, match="not all files are in place yet: d/e: "):
+        go(root, differences(before, after), shelf)
 
 
 def test_a_full_disk_is_named_and_nothing_was_moved(root):

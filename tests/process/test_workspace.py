@@ -21,7 +21,7 @@ import pytest
 
 import holdfast
 from holdfast.agent.layers import FILES, Looked
-from holdfast.errors import BadOption, Damaged, DiskFull, HoldfastError, WorkspaceBlocked
+from holdfast.errors import BadOption, Damaged, DiskFull, HoldfastError, StoreFailed, WorkspaceBlocked
 from holdfast.process import chunks, claims, restore, scan
 from holdfast.process.trees import Content, Entry, content_digest, encode_entry, encode_path
 from holdfast.process.workspace import Workspace
@@ -1342,6 +1342,29 @@ def test_a_link_of_somebody_elses_checkpoint_may_not_lead_out(store_path, repo, 
             assert not (tmp_path / "a").exists()
             assert tree(theirs.export_workspace("one", tmp_path / "b", links=True)) == tree(repo)
         assert tree(store.agent("coder").export_workspace("one", tmp_path / "c")) == tree(repo)
+
+
+def test_a_link_in_the_place_of_the_workspace_is_not_followed(store_path, repo, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "README").write_text("not of any agent")
+    with holdfast.open(store_path) as store:
+        agent = store.agent("coder", workspace=repo)
+        agent.checkpoint("one")
+        (repo / "README").write_text("two")
+        agent.checkpoint("two")
+        before = tree(repo)
+        repo.rename(tmp_path / "away")
+        repo.symlink_to(mine)
+        agent.state["n"] = 1
+        for act in (agent.checkpoint, lambda: agent.rollback("one"), agent.restore_workspace):
+            with pytest.raises(StoreFailed, match="Not a directory"):
+                act()
+        assert (os.listdir(mine), (mine / "README").read_text()) == (["README"], "not of any agent")
+        repo.unlink()
+        (tmp_path / "away").rename(repo)
+        assert (tree(repo), agent.head.label) == (before, "two")
+        agent.rollback("one")
 
 
 def test_who_loses_the_directory_to_another_agent_is_told(store_path, repo, caplog):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -218,6 +219,8 @@ def supervised(session: Session, words: Sequence[str], every_s: float, agent: st
         child = subprocess.Popen(list(words))  # noqa: S603 - a person has named it
     except OSError as error:
         raise BadOption(f"{words[0]} cannot be started: {error.strerror}") from None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # whoever ends this one means the program
+        signal.signal(number, lambda number, _: child.send_signal(number))
     taken = 0
     while True:
         try:
@@ -231,6 +234,8 @@ def supervised(session: Session, words: Sequence[str], every_s: float, agent: st
             with holdfast.open(place) as store:
                 store.freeze(child.pid, agent=name)
             taken += 1
+        except KeyboardInterrupt:
+            continue  # as above
         except HoldfastError as error:
             if child.poll() is None:
                 session.err.say(clean(f"holdfast: no image this time: {error.message}"))

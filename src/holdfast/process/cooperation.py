@@ -25,11 +25,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 import holdfast.agent.store as stores
 from holdfast.agent.agent import Agent
-from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, StoreBusy
+from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, NotThawed, StoreBusy
 from holdfast.process.image import began
 from holdfast.store import processes
+from holdfast.store.leases import FileLeases
 from holdfast.store.processes import boot
 from holdfast.text import is_url
 
@@ -115,10 +118,16 @@ def _about(agent: Agent) -> list[str]:
 
 
 def _say(folder: Path, name: str, text: str) -> None:
-    with suppress(OSError):  # nobody waits there any more
-        fresh = folder / f".{name}"
-        fresh.write_text(text)
-        fresh.rename(folder / name)
+    """The folder is the process's user's: what he has put there must not lead root to another file."""
+    with suppress(OSError), ExitStack() as stack:  # nobody waits there any more
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        stack.callback(os.close, at)
+        with suppress(FileNotFoundError):
+            os.unlink(f".{name}", dir_fd=at)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(f".{name}", flags, 0o644, dir_fd=at), "w") as file:
+            file.write(text)
+        os.rename(f".{name}", name, src_dir_fd=at, dst_dir_fd=at)
 
 
 def _awaited(folder: Path, freezer: list[int]) -> str:
@@ -168,6 +177,7 @@ def _let_go(deadline: float) -> Iterator[list[Agent]]:
 @contextmanager
 def _at_rest(agents: list[Agent], databases: list[Any], deadline: float) -> Iterator[None]:
     """Inside, every agent is saved and still, and no store is open. Whoever leaves the block opens them again."""
+    _check_known(agents, databases)
     with ExitStack() as stack:
         for agent in agents:
             agent._check_quiet()
@@ -201,6 +211,16 @@ def _at_rest(agents: list[Agent], databases: list[Any], deadline: float) -> Iter
                 db.resume()
             raise
         yield
+
+
+def _check_known(agents: list[Agent], databases: list[Any]) -> None:
+    """What is written here by no handle would not go back with the process, which would do again what it did."""
+    for db in databases:
+        known = {agent._branch.b for agent in agents if agent._db is db}
+        for lease in db.leases.mine() if isinstance(db.leases, FileLeases) else ():
+            if lease.b not in known:
+                who = lease.who.get("agent")
+                raise AgentBusy(f"{who!r} is written beside any handle, as threads of LangGraph are, which resume")
 
 
 def _save(agent: Agent) -> None:
@@ -294,12 +314,19 @@ def _answer(folder: Path, pid: int, wait_s: float) -> list[list[str]]:
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         with suppress(OSError):
-            return json.loads((folder / RELEASED).read_text())  # type: ignore[no-any-return]
+            return _agents((folder / RELEASED).read_text(), pid)
         with suppress(OSError):
             raise NotFrozen((folder / REFUSED).read_text(), pid=pid, hint="It goes on. Try again later.")
         time.sleep(POLL_S)
     _say(folder, GO, "original")
     raise NotFrozen(f"process {pid} did not let go of its stores within {wait_s:.0f} s", pid=pid)
+
+
+def _agents(said: str, pid: int) -> list[list[str]]:
+    try:
+        return [[*one] for one in msgspec.json.decode(said, type=list[tuple[str, str, str, str]])]
+    except msgspec.MsgspecError as error:
+        raise NotFrozen(f"process {pid} answers what is no answer: {error}", pid=pid) from None
 
 
 def listens(pid: int) -> bool:
@@ -318,6 +345,10 @@ def _socket_of(pid: int) -> str | None:
 
 def thawing(folder: Path, uid: int) -> None:
     """Before a process is brought back that waits in ``folder``: the word that it will find there."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.chown(folder, uid, -1)
+    shutil.rmtree(folder, ignore_errors=True)  # another thaw's that was killed, or somebody else's who saw its name
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        os.chown(folder, uid, -1, follow_symlinks=False)
+    except OSError as error:
+        raise NotThawed(f"{folder}, in which the process waits, cannot be made: {error.strerror}") from error
     _say(folder, GO, "thawed")

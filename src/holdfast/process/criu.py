@@ -3,7 +3,8 @@
 Owns how it is found, asked, called and understood. Knows nothing of stores, and keeps nothing: images are files in a
 folder that the caller owns. What always holds: every call has a time limit; a process that stands still for an image
 goes on when whoever asked for it dies, unless the image is taken and it was to stay stopped; what CRIU says in its log
-becomes a sentence, and what it cannot save is named.
+becomes a sentence, and what it cannot save is named. It is ended in the midst of its work only when it has taken too
+long: a process in whose memory it is at work goes with it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -298,6 +299,20 @@ def _seen_from_here(outer: int, inner: int) -> int:
 
 
 # -- calling ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def undisturbed() -> Iterator[list[int]]:
+    """Inside, Ctrl-C waits, since it would leave CRIU in the midst of its work. Yields a list of those that came."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # no other one is ever interrupted
+        yield came
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Running(subprocess.Popen[bytes]):

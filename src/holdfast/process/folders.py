@@ -58,10 +58,10 @@ class Inside(OSError):
 
 
 class Folders:
-    """Directories beneath one root. Those that were used last stay open; ``with`` closes all of them."""
+    """Directories beneath one root, which is no link. Those that were used last stay open; ``with`` closes all."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.root = os.open(root, _DIRECTORY)
         self.device = os.fstat(self.root).st_dev
         self._open: dict[bytes, int] = {}
         self._held: dict[bytes, int] = {}

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import stat
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -142,8 +143,11 @@ def freeze_process(
         # Of a connection that is kept, the other side must not see the end: so CRIU itself ends the process.
         ended = then == "end" and tcp == "keep"
         how: criu.Then = "run" if then == "go on" else "end" if ended else "stop"
-        taken = stack.enter_context(image.taken(pid, tcp=tcp, files=files, then=how, standing=standing))
+        with criu.undisturbed() as interrupts:
+            taken = stack.enter_context(image.taken(pid, tcp=tcp, files=files, then=how, standing=standing))
         try:
+            if interrupts:
+                signal.raise_signal(interrupts[0])
             if standing is not None and then == "go on":
                 standing.go_on()
             released_s = time.monotonic() - released if standing is not None else 0.0
@@ -151,7 +155,8 @@ def freeze_process(
             saved = save(store, name, taken.folder, taken.description)
         except BaseException:
             if ended:
-                thaw.bring_back(taken.folder, taken.description)
+                with thaw.alone():
+                    thaw.bring_back(taken.folder, taken.description)
             elif then != "go on":
                 image.go_on(pid)
             raise
@@ -329,7 +334,7 @@ def thaw_process(
     description = stored.description
     if attached is None:
         attached = description.terminal
-    with stored.exported(trust=trust) as folder:
+    with stored.exported(trust=trust) as folder, nullcontext() if isolated else thaw.alone():
         if isolated and description.agents:
             raise NotThawed(
                 "the process writes a Holdfast store, and a copy of it would go on writing its own copy of that",

@@ -2,13 +2,15 @@
 
 Owns the order of these steps. What always holds: at every moment one of the two processes can go on, and never both:
 the original is stopped before the image is taken, goes on if the copy does not live, and is ended when it does. Where
-whoever moves it is killed before that is known, it stays stopped, which is noted, and a person decides.
+nobody knows which (whoever moves it is killed, or the line to the other side broke), it stays stopped, which is noted,
+and a person decides.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,9 @@ SELF_S = 600.0
 """How long a process that freezes itself waits for its image."""
 
 POLL_S = 0.005
+
+SIGNALS = 128
+"""From here on a code says that something was killed, or, as ssh's 255, that the line broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ def migrate_process(
         try:
             pushed = 0 if same else store.push(dest, [name_of(frozen.agent)], images=True).bytes
             pid = _thawed_there(dest.place, frozen, through)
+        except _Unknown:
+            raise
         except BaseException:
             image.go_on(frozen.pid)
             raise
@@ -83,8 +90,12 @@ def migrate_process(
     return Migrated(frozen, pid, pushed, time.monotonic() - stopped)
 
 
+class _Unknown(Exception):
+    """Whether the process lives there, nobody can know here."""
+
+
 class LeftStopped(NamedTuple):
-    """A process that was stopped to be moved, and whoever moved it was killed."""
+    """A process that was stopped to be moved, and of which nobody knows whether it lives elsewhere."""
 
     pid: int
     program: str
@@ -97,7 +108,7 @@ def _notes() -> Path:
 
 @contextmanager
 def _noted(pid: int, dest: str) -> Iterator[None]:
-    """Inside, it is noted that a process is stopped for this. Whoever is killed leaves the note."""
+    """Inside, it is noted that a process is stopped for this. The note stays where nobody knows what came of it."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         about = {"by": image.who(), "process": [pid, began(pid), boot()], "program": command[:200], "dest": dest}
@@ -105,13 +116,26 @@ def _noted(pid: int, dest: str) -> Iterator[None]:
         raise NotFrozen(f"there is no process {pid}: {error.strerror}", pid=pid, hint="See `ps`.") from error
     _notes().mkdir(parents=True, exist_ok=True, mode=0o700)
     note = _notes() / f"{os.getpid()}-{os.urandom(6).hex()}.json"
+    _write(note, about)
+    try:
+        yield
+    except _Unknown as error:
+        _write(note, {**about, "by": None})
+        raise NotThawed(
+            f"whether the process lives there is not known: {error}; the original stays stopped",
+            hint=f"Look there. If it does not, `kill -CONT {pid}` lets the original go on; if it does, end this one:"
+            f" `kill -9 {pid}`.",
+        ) from error
+    except BaseException:
+        note.unlink(missing_ok=True)
+        raise
+    note.unlink(missing_ok=True)
+
+
+def _write(note: Path, about: dict[str, Any]) -> None:
     fresh = note.with_suffix(".new")
     fresh.write_text(json.dumps(about))
     fresh.rename(note)
-    try:
-        yield
-    finally:
-        note.unlink(missing_ok=True)
 
 
 def left_stopped() -> list[LeftStopped]:
@@ -149,12 +173,18 @@ def _thawed_there(place: str, frozen: Frozen, through: Sequence[str]) -> int:
         "--json",
     ]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=THAW_S, check=False)  # noqa: S603
-        if done.returncode == 0:
-            return int(json.loads(done.stdout)["pid"])
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=THAW_S, check=False)  # noqa: S603
+    except OSError as error:
         raise NotThawed(f"the process could not be thawed there: {error}; the original goes on") from error
-    said = " ".join(done.stderr.split())[-500:]
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+        raise _Unknown(f"{words[0]} was ended before it had answered") from error
+    # Whatever else the way there says, as a greeting.
+    pid = re.search(r'^ *"pid": *(\d+)', done.stdout, re.MULTILINE)
+    if done.returncode == 0 and pid is not None:
+        return int(pid[1])
+    said = " ".join(done.stderr.split())[-500:] or f"it ended with {done.returncode}"
+    if not 0 < done.returncode < SIGNALS:
+        raise _Unknown(said)
     raise NotThawed(f"the process could not be thawed there: {said}; the original goes on")
 
 

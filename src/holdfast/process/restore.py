@@ -164,7 +164,7 @@ def export(
                 room, lambda folders: _Restore(folders, wanted, leaving_links, scratch=scratch).run(read_chunks)
             )
             if not done.blocked:
-                with Folders(above) as folders:
+                with Folders(os.path.realpath(above)) as folders:
                     place(folders.root, os.fsencode(room.name), folders.root, os.fsencode(name))
                 if not scratch:
                     fsync_directory(Path(above))
@@ -215,6 +215,8 @@ class _Restore:
         self.displaced: dict[bytes, tuple[bytes, os.stat_result]] = {}
         """By their names in staging: where they were, and what they were like before they were read and found known."""
         self.changed: dict[bytes, None] = {}
+        self.at = b""
+        """The path that is being moved."""
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ class _Restore:
                 self._move(staging)
             except OSError as error:
                 raise StoreFailed(
-                    f"not all files are in place yet: {error.strerror or error}",
+                    f"not all files are in place yet: {shown(self.at or b'.')}: {error.strerror or error}",
                     hint="When that is mended, do the same again: it goes on from here.",
                 ) from error
         return Restored(list(self.changed), self.foreign, self.blocked, self.left)
@@ -469,11 +471,14 @@ class _Restore:
     def _move(self, staging: int) -> None:
         self._unlock(staging)
         for path in reversed(self.taking):
+            self.at = path
             self._take(staging, path)
         for path in self.placing:
+            self.at = path
             if path not in self.foreign:
                 self._place(staging, path)
         for path in self.adjusting:
+            self.at = path
             fd, name = self.folders.parent(path)
             entry = self.differences[path].after
             if entry is not None and not _is_directory(entry):
@@ -483,9 +488,10 @@ class _Restore:
                 self._moved(path)
         self._lock(staging)
         for path in reversed(self.order):
-            entry = self.differences[path].after
+            self.at, entry = path, self.differences[path].after
             if entry is not None and _is_directory(entry) and path not in self.foreign and path not in self.blocked:
                 self._give_mode(path, entry)
+        self.at = b""
         self._flush()
         self._clean(staging, keep=False)
 

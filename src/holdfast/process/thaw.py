@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -84,7 +85,11 @@ def bring_back(
         pid = criu.restore(found.program, folder / IMAGES, work, options, within=within, **call)  # type: ignore[arg-type]
         return Thawed(pid, True, True, time.monotonic() - begun, [])
     apart = not _numbers_free(folder, description, 0.0 if moved else PID_WAIT_S)
-    with _files_put(folder, description) as displaced, _inherited(description, attached) as inherit:
+    with (
+        criu.undisturbed(),  # what comes when files are put is too late: the process lives, or says why not
+        _files_put(folder, description) as displaced,
+        _inherited(description, attached) as inherit,
+    ):
         within = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"] if apart else []
         if attached:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -92,6 +97,18 @@ def bring_back(
     notes = [f"Its number {description.pid} was taken: it lives in process numbers of its own."] if apart else []
     notes += [f"{path} had changed since; what was there is now {aside}" for path, aside in displaced]
     return Thawed(pid, apart, False, time.monotonic() - begun, notes, description.terminal)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, no other thaw of this user is at it: of two, the one that fails would put the other's files back."""
+    state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(state_folder() / "thaw-lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def wait(pid: int) -> int:

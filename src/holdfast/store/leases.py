@@ -63,10 +63,10 @@ class FileLease:
 
     @property
     def held(self) -> bool:
-        return self._is_open and not self._rests
+        return self.is_open and not self._rests
 
     @property
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
         return self._file is not None and not self._file.closed
 
     def confirm(self) -> None:
@@ -111,7 +111,7 @@ class FileLease:
     def lock(self) -> bool:
         """Lock the file, which is open still, or opened, or made; False when somebody else has it."""
         try:
-            if not self._is_open:
+            if not self.is_open:
                 self._file = _opened(self.path)
             self._rests = False  # first: whoever is interrupted releases it
             fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _LOCK)  # type: ignore[arg-type]  # open by now
@@ -328,6 +328,10 @@ class FileLeases:
         except OSError as error:
             raise unavailable(error, "looking at locks") from error
         return [holder for path in files if _locked(path) and (holder := _holder(path, self._cipher))]
+
+    def mine(self) -> list[FileLease]:
+        """Those that this process has, also such that rest."""
+        return [lease for one in tuple(self._all) if (lease := one()) is not None and lease.is_open]
 
     def abandon(self) -> None:
         """After fork, in the child: everything here is the parent's."""
