@@ -221,7 +221,7 @@ class Assigned(Saved):
 
     def capture(self, under_way: Collection[Captured] = ()) -> Captured:
         with self.lock:
-            return self.told.waiting(under_way, Captured(self.told.sections))
+            return self.told.waiting(under_way)
 
 
 class Still:

@@ -72,13 +72,13 @@ class Told(State):
         both.needs = last.needs | captured.needs
         return [*waiting[:-1], both]
 
-    def waiting(self, under_way: Collection[Captured], newest: Captured) -> Captured:
+    def waiting(self, under_way: Collection[Captured], newest: Captured | None = None) -> Captured:
         """All that waits to be written, as one capture. ``under_way`` are captures that are being written."""
         while True:
             known, sections = self.unacknowledged, self.sections
             waiting = [one for one in known if one not in under_way] if under_way else known
             if not waiting:
-                return newest
+                return newest or Captured(sections)
             made = waiting[0]
             if len(waiting) > 1 or not made.operations:
                 made = self._net(waiting)
