@@ -25,6 +25,9 @@ def names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
             value: object = import_module(module)
         finally:
             if collects:
+                if not gc.get_freeze_count():  # what is loaded counts as old at once: nobody looks through it now
+                    gc.freeze()
+                    gc.unfreeze()
                 gc.enable()
         if there or not colon:
             value = getattr(value, there or name)

@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.agent import branch
+from holdfast.agent.commits import Commits
 from holdfast.agent.store import Store
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store import writer
@@ -335,6 +336,44 @@ def test_an_interrupt_while_a_change_is_withdrawn(store_path, at):
             elsewhere(lambda: agent.checkpoint("2"))
         assert elsewhere(lambda: agent.checkpoint("3")).label == "3"
         assert agent.at("3").state["n"] == 1
+        assert store.verify().ok
+
+
+@unsaved
+def test_an_interrupt_when_a_checkpoint_was_just_written(store_path):
+    """At every place, with none left out: whether it was written is known, or asked for, and it is not tried again."""
+    places = {Commits._written.__code__}
+
+    def raising(at, came):
+        def look(frame, event, _arg):
+            if event in ("call", "c_return") and (
+                frame.f_code in places or getattr(frame.f_back, "f_code", 0) in places
+            ):
+                came.append(event)
+                if len(came) == at:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        return look
+
+    with Store.opened(store_path) as store:
+        agent, at, struck = store.agent("a", when=None), 0, True
+        agent.checkpoint("begun")
+        while struck:
+            at, came = at + 1, []
+            agent.state["n"] = at
+            try:
+                sys.setprofile(raising(at, came))
+                agent.checkpoint(f"{at}")
+            except KeyboardInterrupt:
+                sys.setprofile(None)
+                elsewhere(lambda at=at: agent.checkpoint(f"after {at}"))
+            finally:
+                sys.setprofile(None)
+            struck = len(came) == at
+        assert at > 5
+        history = [one.label for one in agent.log()]
+        assert [label for label in reversed(history) if "after" not in label] == ["begun", *map(str, range(1, at + 1))]
         assert store.verify().ok
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from holdfast.agent.branch import read_line
 from holdfast.agent.store import Store
 from holdfast.errors import StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store import writer
-from holdfast.store.changes import NewRecord
+from holdfast.store.changes import NewRecord, Objects
 from holdfast.store.sqlite import _ASK, _FREE, FOLD_FRAMES
 from tests import warm
 from tests.limits import limits
@@ -521,6 +522,54 @@ def test_a_process_that_is_forked_while_somebody_sweeps_keeps_nobody_from_readin
             os.close(outer)
             os.close(inner)
             os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("what", ["appended", "set", "called"])
+@pytest.mark.parametrize("durability", ["commit", "batched"])
+def test_a_checkpoint_leaves_nothing_to_the_garbage_collector(store_path, durability, what):
+    """What it was made of is free at once: collecting that later takes longer than making it."""
+    with holdfast.open(store_path, durability=durability) as store:
+        agent = store.agent("a", when=None)
+        agent.state["items"] = []
+
+        def work(count):
+            for number in range(count):
+                if what == "appended":
+                    agent.state["items"].append(number)
+                elif what == "set":
+                    agent.state[f"key {number % 5}"] = {"a": [number]}
+                else:
+                    looked(number)
+                agent.checkpoint()
+            store.flush()
+
+        with agent:
+            work(20)
+            gc.collect()
+            gc.disable()
+            try:
+                work(50)
+                assert gc.collect() < 50
+            finally:
+                gc.enable()
+
+
+@holdfast.tool(effect="read")
+def looked(number):
+    return number
+
+
+def test_closing_gives_free_pages_back_to_the_disk(store_path):
+    raw = {number.to_bytes(32, "big"): bytes(5_000) for number in range(50)}
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("0")
+        size = (store_path / "store.db").stat().st_size
+        store._db.change(lambda change: change.put_objects(Objects(raw)))
+        store._db.change(lambda change: change.tx.do("DELETE FROM node WHERE length(data) = 5000"))
+        assert store._db.engine.sizes()["free"] > 50 * 4096
+    assert (store_path / "store.db").stat().st_size < size + 10 * 4096
+    with holdfast.open(store_path) as store:
+        assert (store._db.engine.sizes()["free"], store.verify().ok) == (0, True)
 
 
 def test_what_the_thread_is_writing_is_not_run_into_by_a_commit_that_takes_records_along(store_path, monkeypatch):

@@ -24,6 +24,7 @@ from holdfast.agent.when import When
 from holdfast.codec.blocks import LEAF_MAX_BYTES
 from holdfast.codec.document import Document
 from holdfast.codec.operations import encode_operations, operations_size
+from holdfast.codec.state import is_apart
 from holdfast.codec.told import Saved
 from holdfast.errors import (
     AtomicOpen,
@@ -326,14 +327,18 @@ class BranchWriter(Commits):
                 made.about = about
             if captured.chunks or chunks:
                 made.chunks = {**captured.chunks, **(chunks or {})}
-            made.named = frozenset(captured.named)
-            made.chunks_named = frozenset(chunks_of(captured.operations) - made.chunks.keys())
-            if captured.needs:
-                made.chunks_named |= captured.needs
-            made.looked, made.also = looked, also
-            made.key, made.said, made.onto, made.suspect = key, said, onto, suspect
-            made.guard = self._guard() if self._guard is not None else None
-            made.lazy = (lazy or self._store._batched) and not (made.chunks or made.looked)
+            if captured.named:
+                made.named = frozenset(captured.named)
+            if chunks_named := chunks_of(captured.operations) | captured.needs:
+                made.chunks_named = frozenset(chunks_named - made.chunks.keys()) | captured.needs
+            if looked or also or key or said or suspect:  # none of it, mostly
+                made.looked, made.also, made.key, made.said, made.suspect = looked, also, key, said, suspect
+            if onto is not None:
+                made.onto = onto
+            if self._guard is not None:
+                made.guard = self._guard()
+            if lazy or self._store._batched:
+                made.lazy = not (made.chunks or made.looked)
             made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
             made.opened = self.opened
             if first or note is not None:
@@ -369,6 +374,8 @@ class BranchWriter(Commits):
                 self._db.packs.discard(pack.uuid)
 
     def _give(self, document: Saved, looked: Sequence[Looked]) -> None:
+        if not looked and not any(map(is_apart, document.told.sections)):
+            return
         if isinstance(document, Document):
             given = {one.section for one in looked}
             for name in list(document.told.sections):

@@ -56,6 +56,7 @@ class Commits:
         self._inside: FrameType | None = None
         self._stilled = False
         self._failures = 0  # those that were looked at
+        self._taking = False  # whether some may have been taken back
         self._stall_us = 0  # how long its maker stood still for the newest checkpoint
         self._durable_us = 0  # how long it took until the newest was durable of those that are
         self.copy: threading.Thread | None = None  # waits for a copy of this process that writes a checkpoint
@@ -178,6 +179,7 @@ class Commits:
             if one.captured is not None or one.nodes or one.chunks or one.guard != guard or one.tried:
                 return False
         jobs = [one.job for one in earlier if one.job is not None]
+        self._taking = True
         if jobs and not self._db.writers.take_back(jobs, self._now.firm.b):
             return False
         for one in earlier:
@@ -282,9 +284,11 @@ class Commits:
 
         Raises what kept something from being written, unless whoever has ``unless`` will.
         """
-        for one in self._now.pending:
-            if one.job is not None and one.job.error is TAKEN:  # an interrupt came when it had just been taken back
-                one.job = None
+        if self._taking:
+            for one in self._now.pending:
+                if one.job is not None and one.job.error is TAKEN:  # an interrupt came when it had just been taken back
+                    one.job = None
+            self._taking = False
         while self._now.pending:
             first = self._now.pending[0]
             if first.tried and first.job is None:
@@ -371,7 +375,7 @@ class Commits:
             pending.document.written(pending.captured, sealed=pending.sealed)
         if pending.manifest is not None:
             self._metadata = pending.manifest.metadata
-        pending.done, pending.tried = branch, None  # tried with itself, it would be a cycle: memory for long
+        pending.done = branch
         if pending.captured is not None:
             ended_s = pending.job.ended_s if pending.job is not None else time.monotonic()
             self._durable_us = max(1, round((ended_s - pending.began_s) * 1e6))

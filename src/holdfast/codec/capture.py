@@ -50,11 +50,14 @@ class Capture:
         self.cut: list[tuple[Any, bytes]] = []  # values that are in these chunks
         self.failure: BaseException | None = None
         self.complete = False  # whether it has become the truth
-        self.differ = Differ(self.at_hand, self.fetch)
+        made, told = self.trees, doc.told
 
-    def at_hand(self, root: bytes) -> Tree | None:
-        """A tree by its root, if it is at hand: what is not is not looked into, but set whole."""
-        return self.trees.get(root) or self.doc.told.trees.get(root)
+        def at_hand(root: bytes) -> Tree | None:
+            """A tree by its root, if it is at hand: what is not is not looked into, but set whole."""
+            return made.get(root) or told.trees.get(root)
+
+        self.at_hand = at_hand  # no method, which would hold this, and keep all of it until garbage is collected
+        self.differ = Differ(at_hand, self.fetch)
 
     # -- the whole state --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -195,18 +196,8 @@ def marked(arguments: dict[str, Any], registry: Registry, volatile: Iterable[str
     for name in volatile:
         arguments = _without(arguments, name.split("."))
     big: list[Any] = []  # nodes with trees of their own
-
-    def opened(node: Any, path: tuple[Any, ...]) -> Any:
-        with node._doc.lock:
-            data = node._doc.encoding(node)
-            if data.startswith(BIG_HEAD):
-                big.append([*path, data])
-                return None
-            inside = node._peek()
-        return _with_nodes(inside, path, opened)
-
     try:
-        content = _with_nodes(arguments, (), opened)
+        content = _with_nodes(arguments, (), partial(_opened, big))
     except RecursionError:
         _encode(arguments, registry)  # raises where, if it is they that have no end
         raise
@@ -215,6 +206,17 @@ def marked(arguments: dict[str, Any], registry: Registry, volatile: Iterable[str
     if big:
         data += encode(big, registry)
     return digest_of("holdfast.fingerprint", data), whole
+
+
+def _opened(big: list[Any], node: Any, path: tuple[Any, ...]) -> Any:
+    """What is inside a node of a state; one with a tree of its own goes to the others that are ``big``."""
+    with node._doc.lock:
+        data = node._doc.encoding(node)
+        if data.startswith(BIG_HEAD):
+            big.append([*path, data])
+            return None
+        inside = node._peek()
+    return _with_nodes(inside, path, partial(_opened, big))
 
 
 def _without(value: Any, names: list[str]) -> Any:

@@ -243,6 +243,21 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
         scope.leave_call(asked)
 
 
+def _last_progress(scope: Scope, call: Call) -> Any:
+    return fetch(call.progress, scope.ledger, scope.registry)
+
+
+def _report(scope: Scope, tool: Tool, call: Call, value: Any) -> None:
+    if tool.kind == "transaction":
+        raise BadOption(f"{tool.name}: a transaction has no progress, it is there whole or not at all")
+    scope.report(call.path, call.number, value)
+
+
+def _partial(scope: Any, path: str) -> list[Any]:
+    given: Given | None = scope.past.streams.get(path) if scope.run_id else None
+    return given.items(lambda value: fetch(value, scope.ledger, scope.registry)) if given is not None else []
+
+
 class Live:
     """A call that is really made."""
 
@@ -291,20 +306,11 @@ class Live:
             path=path,
             run=self.scope.run_id,
             _args=lambda: tool.binder.completed(arguments),
-            _last_progress=lambda: fetch(self.call.progress, self.scope.ledger, self.scope.registry),
-            _report=self._report,
-            _partial=self._partial,
+            # None of these knows this: it would be kept, with all that it has, until garbage is collected.
+            _last_progress=partial(_last_progress, self.scope, self.call),
+            _report=partial(_report, self.scope, tool, self.call),
+            _partial=partial(_partial, self.scope, path),
         )
-
-    def _report(self, value: Any) -> None:
-        if self.tool.kind == "transaction":
-            raise BadOption(f"{self.tool.name}: a transaction has no progress, it is there whole or not at all")
-        self.scope.report(self.path, self.call.number, value)
-
-    def _partial(self) -> list[Any]:
-        scope: Any = self.scope
-        given: Given | None = scope.past.streams.get(self.path) if scope.run_id else None
-        return given.items(lambda value: fetch(value, scope.ledger, scope.registry)) if given is not None else []
 
     def _packed(self, arguments: dict[str, Any]) -> Packed:
         """For the record. What probes and compensations are told has the defaults of the time of the call."""

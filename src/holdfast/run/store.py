@@ -22,7 +22,7 @@ from holdfast.agent.layers import THAW, WORKSPACE
 from holdfast.agent.opened import adopt, settle
 from holdfast.agent.when import DEFAULT, When
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
-from holdfast.run import fleet, opened, queues, schedule, waiting
+from holdfast.run import fleet, opened, queues, waiting
 from holdfast.run.arguments import refuse
 from holdfast.run.effects import Effect
 from holdfast.run.handle import REMEMBERED, Agent
@@ -470,6 +470,8 @@ class Store(below.Store):
         """The functions that workers execute by themselves, ``durable(every=...)``, the next one first."""
         self._check_open()
         self.flush()
+        from holdfast.run import schedule  # few programs need it
+
         return schedule.listed(self)
 
     def workers(self) -> list[dict[str, Any]]:

@@ -342,7 +342,7 @@ class Change(View):
         If generation, head or line differ the transaction is refused.
         """
         if (new.head, new.line) != (old.head, old.line):
-            new = new._replace(at=max(old.at, now_us()))
+            new = Branch(*new[:-1], max(old.at, now_us()))
         row = self.cipher.stored("branch", *branch_columns(new))
         self.tx.do(_MOVE, (row[4], old.generation, old.head, old.line, *row[5:], new.b))
         self.moved[new.b] = new.generation, new.head

@@ -196,7 +196,8 @@ class Branch(NamedTuple):
 
     def standing(self, head: int, id: bytes, depth: int, epoch: int) -> Branch:
         """The branch as it is with another checkpoint at its head."""
-        return self._replace(head=head, id=id, depth=depth, epoch=epoch)
+        b, a, name, uuid, body, _, _, _, _, line, back, records, chain, generation, at = self
+        return Branch(b, a, name, uuid, body, head, id, depth, epoch, line, back, records, chain, generation, at)
 
     def at_end(self, end: End) -> Branch:
         return Branch(*self[:9], *end, self.generation, self.at)

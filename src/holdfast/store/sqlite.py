@@ -621,11 +621,8 @@ class Sqlite:
         with self._folding:  # or the log would be kept because our own thread is making it longer just now
             _queue(self._queue_fd, fcntl.F_WRLCK)
             try:
-                free = self._writer.execute("PRAGMA freelist_count").get
-                if free:
-                    self._writer.execute(f"PRAGMA incremental_vacuum({TRIM_PAGES})").fetchall()
-                if free > TRIM_PAGES or not log:
-                    return bool(free > TRIM_PAGES)
+                if (more := self._trim()) or not log:
+                    return more
                 self._writer.set_busy_timeout(0)
                 with suppress(apsw.BusyError):  # somebody reads what it holds: it is folded later
                     self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -708,11 +705,19 @@ class Sqlite:
             self._present.close()
 
     def _empty_log(self) -> None:
-        """Leave a short log behind, where that can be had without waiting."""
+        """Leave a short log behind, and few free pages, where that can be had without waiting."""
         with suppress(apsw.Error, OSError):
             fcntl.fcntl(self._queue_fd, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
             self._writer.set_busy_timeout(0)
+            self._trim()
             self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def _trim(self) -> bool:
+        """Give some free pages back to the disk; whether there are more."""
+        free = int(self._writer.execute("PRAGMA freelist_count").get)
+        if free:
+            self._writer.execute(f"PRAGMA incremental_vacuum({TRIM_PAGES})").fetchall()
+        return free > TRIM_PAGES
 
 
 def _look(path: str) -> tuple[int, int] | None:

@@ -124,6 +124,8 @@ class Job(Generic[T]):
 
     def finish(self, error: BaseException | None = None) -> None:
         self._error = error
+        if error is None:
+            self.work = _nothing  # whoever handed it over is held by it, and holds it
         self.ended_s = time.monotonic()
         self._over = True
         if error is not None:
@@ -428,5 +430,5 @@ class Writers:
             one.stop(wait_s)
 
 
-def _nothing(change: Change) -> None:
+def _nothing(change: Change) -> Any:
     """What a flush hands over: when it is done, so is all before it."""
