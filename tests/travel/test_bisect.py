@@ -335,6 +335,40 @@ def test_a_check_that_finds_other_values_by_name_is_another_check(agent, monkeyp
     assert Called(Bound(3).ok).identity == Called(imports).identity == Called(under_the_limit).identity == ""
 
 
+def test_a_check_that_looks_elsewhere_than_at_the_state_is_asked_again(agent, tmp_path, monkeypatch):
+    file = tmp_path / "limit"
+
+    def reads(state):
+        return state["n"] < int(file.read_text())
+
+    def opens(state):
+        with open(where) as text:  # noqa: PTH123 - the way that a check does it
+            return state["n"] < json.load(text)
+
+    def environment(state):
+        import os
+
+        return state["n"] < int(os.environ["LIMIT"])
+
+    where = str(file)
+    grow(agent, 20)
+    for limit in ("5", "15"):
+        file.write_text(limit)
+        monkeypatch.setenv("LIMIT", limit)
+        for check in (reads, opens, environment):
+            found = agent.bisect(check, minimise=False)
+            assert (found.checkpoint.label, found.remembered) == (f"c{limit}", 0), check
+
+
+def test_verdicts_of_an_earlier_search_are_said_to_be_such(agent):
+    grow(agent, 20)
+    first = agent.bisect("n < 5", minimise=False)
+    again = agent.bisect("n < 5", minimise=False)
+    assert "remembered" not in str(first)
+    assert again.checkpoint == first.checkpoint
+    assert f"{first.checks} verdicts of an earlier search; --fresh asks again" in str(again)
+
+
 def test_a_torn_file_of_verdicts_is_no_reason_to_fail(agent, store_path):
     grow(agent, 8)
     check = "n < 3"

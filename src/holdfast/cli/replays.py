@@ -251,7 +251,8 @@ def validate(
             healthy=[_json(one) for one in found.healthy],
         )  # fmt: skip
     elif found.good:
-        rest = f", and {count(len(found.healthy), 'healthy run')} went the same way" if found.healthy else ""
+        way = f"the same way{_so_far(*found.healthy)}"
+        rest = f", and {count(len(found.healthy), 'healthy run')} went {way}" if found.healthy else ""
         session.out.say(Text("The failure is gone", style="bold green"), f"{rest}.")
         session.out.note(f"Before: {clean(_parts_of_end(found.before))}. After: {clean(_parts_of_end(found.after))}.")
     else:
@@ -342,7 +343,9 @@ def _told(session: Session, one: Execution, what: str, check: str = "") -> None:
         out.say("What if ", Text(clean(what), style="bold"), f", in run {clean(one.run)} of ", whose, "?")
     calls = f"{count(one.calls, 'call')}, {count(one.compared, 'checkpoint')} with equal digests"
     if one.same:
-        out.say(Text("The same way: ", style="bold green"), f"run {clean(one.run)} of ", whose, f", {calls}.")
+        out.say(
+            Text(f"The same way{_so_far(one)}: ", style="bold green"), f"run {clean(one.run)} of ", whose, f", {calls}."
+        )
     else:
         out.say(Text(f"{_status(one).plain}: ", style="bold"), clean(_parts_of_end(one)), f" ({calls})")
     if one.difference is not None:
@@ -363,6 +366,10 @@ def _told(session: Session, one: Execution, what: str, check: str = "") -> None:
     for moment in [bad] if bad is not None else one.moments if not check else ():
         out.say(Text(clean(moment.line), style="cyan"), f"  {clean(moment.source)}")
         out.note(f"    {clean(moment.old)} -> {clean(moment.new)}, after step {moment.step}")
+
+
+def _so_far(*some: Execution) -> str:
+    return " as far as it is recorded" if any(one.partial for one in some) else ""
 
 
 def _show(session: Session, found: Difference) -> None:
