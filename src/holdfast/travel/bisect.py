@@ -433,7 +433,9 @@ class Verdicts:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All of them, oldest first."""
-        return (said for said in self._journal.read() if all(isinstance(said.get(key), str) for key in _TEXTS))
+        for said in self._journal.read():
+            if all(isinstance(said.get(key), str) for key in _TEXTS):
+                yield {**said, "agent": self._name}
 
     def known(self, check: Check) -> dict[str, list[Verdict]]:
         """What a check said about each checkpoint, by its id."""
@@ -449,7 +451,7 @@ class Verdicts:
             return
         one = step.checkpoint
         self._journal.add({
-            "at": datetime.now(UTC).isoformat(), "agent": self._name, "id": _digest(check.identity),
+            "at": datetime.now(UTC).isoformat(), "id": _digest(check.identity),
             "check": "" if self._private else check.name[:_WHY], "checkpoint": one.id, "depth": one.depth,
             "verdict": step.verdict, "why": "" if self._private else step.why[:_WHY],
         })  # fmt: skip
