@@ -64,12 +64,12 @@ def replay(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Execute a recorded run again, with its recorded answers, and prove that it goes the same way.
+    """Execute a recorded run again, to see that it goes the same way.
 
-    Nothing is done outside: the process has no network and starts no other, and its files lie in a directory of its
-    own. Nothing is written to the store. The state is compared at every checkpoint. Ends with 0 when it went the same
-    way, 1 when it did not or --check does not hold, 7 when it tried to do something outside, 6 when it could not be
-    executed.
+    Its calls are answered from the record. Nothing is done outside: the process has no network and starts no other, and
+    its files lie in a directory of its own. Nothing is written to the store. The state is compared at every checkpoint.
+    Ends with 0 when it went the same way, 1 when it did not or --check does not hold, 7 when it tried to do something
+    outside, 6 when it could not be executed.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def what_if(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Execute a recorded run again with something different, and see what would have come of it.
+    """Execute a recorded run again with something different.
 
     A call that is recorded with the same arguments is answered from the record. Another one is made only if --allow or
     --reads says so; otherwise it stops there, and says what it would have done. Nothing is saved, unless as --branch.
@@ -224,9 +224,10 @@ def validate(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Execute a failing run with new code: the failure is gone, checks hold, and healthy runs go the same way.
+    """Execute a failing run with new code, to see that it is a fix.
 
-    The run fails where it raises, or where a --check does not hold. Ends with 0 when the fix is one, 1 when it is not.
+    It is one where the failure is gone, checks hold, and healthy runs go the same way. The run fails where it raises,
+    or where a --check does not hold. Ends with 0 when the fix is one, 1 when it is not.
 
     Parameters
     ----------
