@@ -61,7 +61,7 @@ def test_every_error_has_the_exit_code_of_its_group():
 def test_help_lists_every_verb(cli):
     out = cli("--help", store=None).out
     for verb in VERBS:
-        assert re.search(rf"│ {verb} +\w", out), verb
+        assert re.search(rf"│ {verb} +\w.*[.?] *│", out), f"{verb} does not fit into a line"
     for verb in VERBS:
         ended = cli(verb, "--help", store=None)
         assert ended.code == 0

@@ -194,6 +194,23 @@ def test_the_result_names_the_change_the_effect_and_the_line(agent):
     assert found.to_json()["imagined"] is True
 
 
+def test_calls_that_are_not_shown_are_counted(agent):
+    @holdfast.tool(name="bisected.quote", effect="read")
+    def quote(number):
+        return number
+
+    with agent:
+        agent.state["n"] = 0
+        agent.checkpoint("good")
+        agent.state["n"] = sum(quote(number) for number in range(9))
+        agent.checkpoint("bad")
+    found = agent.bisect(when="n > 0")
+    assert len(found.cause.effects) == 9
+    assert [line.partition(" (")[0] for line in found.lines()][3:9] == ["after 4 other calls"] + [
+        "after bisected.quote"
+    ] * 5
+
+
 def test_what_needs_two_changes_is_minimised_to_the_two(agent):
     agent.state["a"] = agent.state["b"] = 0
     agent.state["rest"] = {str(n): n for n in range(20)}
@@ -333,6 +350,52 @@ def test_a_check_that_finds_other_values_by_name_is_another_check(agent, monkeyp
     assert (first(under_the_limit), first(imports)) == ("c9", "c9")
     monkeypatch.setitem(globals(), "within", Bound(3).ok)
     assert Called(Bound(3).ok).identity == Called(imports).identity == Called(under_the_limit).identity == ""
+
+
+def test_a_check_that_looks_elsewhere_than_at_the_state_is_asked_again(agent, tmp_path, monkeypatch):
+    file = tmp_path / "limit"
+
+    def reads(state):
+        return state["n"] < int(file.read_text())
+
+    def opens(state):
+        with open(where) as text:  # noqa: PTH123 - the way that a check does it
+            return state["n"] < json.load(text)
+
+    def environment(state):
+        import os
+
+        return state["n"] < int(os.environ["LIMIT"])
+
+    where = str(file)
+    grow(agent, 20)
+    for limit in ("5", "15"):
+        file.write_text(limit)
+        monkeypatch.setenv("LIMIT", limit)
+        for check in (reads, opens, environment):
+            found = agent.bisect(check, minimise=False)
+            assert (found.checkpoint.label, found.remembered) == (f"c{limit}", 0), check
+
+
+def test_verdicts_of_an_earlier_search_are_said_to_be_such(agent):
+    grow(agent, 20)
+    first = agent.bisect("n < 5", minimise=False)
+    again = agent.bisect("n < 5", minimise=False)
+    assert "remembered" not in str(first)
+    assert again.checkpoint == first.checkpoint
+    assert f"{first.checks} verdicts of an earlier search; --fresh asks again" in str(again)
+
+
+def test_verdicts_about_an_encrypted_store_name_neither_the_agent_nor_the_check(tmp_path):
+    with holdfast.open(tmp_path / "secret", key="correct horse battery staple") as store:
+        agent = store.agent("trip-to-lisbon", when=None)
+        grow(agent, 8)
+        agent.bisect("n < 3")
+        kept = b"".join(file.read_bytes() for file in (store.path / "bisect").iterdir())
+        assert kept
+        assert b"lisbon" not in kept
+        assert b"n < 3" not in kept
+        assert {one["agent"] for one in log_of(agent)} == {"trip-to-lisbon"}
 
 
 def test_a_torn_file_of_verdicts_is_no_reason_to_fail(agent, store_path):

@@ -116,6 +116,16 @@ def test_long_texts_are_shown_by_word(store):
     assert len(line) < 300
 
 
+def test_texts_of_any_length_are_shown_by_word():
+    """Whose ends are too far from each other for the best alignment."""
+    old = [f"word{n} and" for n in range(30_000)]
+    new = list(old)
+    new[100], new[20_000:20_002], new[29_000] = "first", ["second"], "third a"
+    parts = words(" ".join(old), " ".join(new))
+    assert [text.strip() for sign, text in parts if sign == "+"] == ["first", "second", "third a"]
+    assert sum(len(text) for _, text in parts) < 300
+
+
 def test_texts_by_word_give_both_texts_back_where_nothing_is_left_out():
     dice = random.Random(1)
     for _ in range(50):

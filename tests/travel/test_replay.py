@@ -14,6 +14,7 @@ import holdfast
 from holdfast import travel
 from holdfast.errors import BadOption
 from holdfast.travel.jobs import Workers
+from tests.travel.conftest import loaded
 
 PROGRAM = str(Path(__file__).parent / "trips.py")
 
@@ -108,11 +109,111 @@ def test_a_run_that_another_process_executes_is_replayed_as_far_as_it_is_recorde
         assert process.stdout.readline() == "there\n"
         found = store.replay("busy", program=str(child))
         assert found.same, found
-        assert found.status == "recorded up to 2: forever()"
+        assert (found.status, found.partial) == ("recorded up to 2: forever()", True)
         assert [one.label for one in found.checkpoints] == ["half"]
         process.stdin.write("\n")
         process.stdin.close()
         assert process.wait() == 0  # nobody took its lease
+
+
+LEFT = """
+import asyncio, holdfast
+
+@holdfast.tool(effect="read")
+async def look(n, seconds):
+    await asyncio.sleep(seconds)
+    return n
+
+@holdfast.tool
+async def buy(n, seconds):
+    await asyncio.sleep(seconds)
+    return n
+
+async def fails(n):
+    await look(n, 0.01)
+    raise ValueError("ENDS")
+
+@holdfast.durable
+async def gathered(agent, tool):
+    agent.state["left"] = 1
+    agent.checkpoint("begun")
+    async def other():
+        try:
+            await globals()[tool](2, 30)
+        finally:
+            agent.state["left"] = 0  # as its loop ends, after the run
+    await asyncio.gather(fails(1), other())
+
+@holdfast.durable
+async def grouped(agent, tool):
+    agent.checkpoint("begun")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(globals()[tool](2, 30))
+        group.create_task(fails(1))
+
+@holdfast.durable
+async def first(agent, tool):
+    agent.state["n"] = 0
+    tasks = [asyncio.create_task(globals()[tool](n, 0.01 + 30 * n)) for n in range(2)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    agent.state["n"] = 1
+    agent.checkpoint("done")
+    return "ENDS"
+
+@holdfast.durable
+async def queued(agent, tool):
+    agent.state["seen"] = []
+    places = asyncio.Queue()
+    async def work():
+        while True:
+            agent.state["seen"].append(await look(await places.get(), 0.01))
+            places.task_done()
+    workers = [asyncio.create_task(work()) for _ in range(2)]
+    for n in range(4):
+        places.put_nowait(n)
+    await places.join()
+    agent.checkpoint("done")
+    return [one.cancel() for one in workers] and "ENDS"
+"""
+
+
+def test_what_was_under_way_when_a_run_ended_keeps_nobody_from_its_end(store, tmp_path):
+    """Calls of other tasks that have no outcome are never answered; what came after is executed and compared."""
+    program, other = tmp_path / "left.py", tmp_path / "other" / "left.py"
+    program.write_text(LEFT)
+    other.parent.mkdir()
+    other.write_text(LEFT.replace("ENDS", "ends"))
+    names = []
+    with loaded(program) as left:
+        for function in (left.gathered, left.grouped, left.first, left.queued):
+            for tool in ("look", "buy"):
+                names.append(f"{function.__name__}-{tool}")
+                agent = store.agent(names[-1])
+                with suppress(ValueError, ExceptionGroup):
+                    asyncio.run(agent.arun(function, tool))
+                if function is left.gathered:
+                    agent.checkpoint("what its tasks did after it")
+    runs = [(name, None) for name in names]
+    for one in travel.replay_all(store, runs, program=str(program)):
+        assert one.same, (one.agent, one)
+        assert one.status in {"failed", "finished"}, (one.agent, one)
+    for one in travel.replay_all(store, runs, program=str(program), code=str(other.parent)):
+        assert one.difference is not None, one.agent
+        assert "ends" in one.difference.actual, (one.agent, one)
+
+
+def test_where_the_ways_part_in_a_task_for_which_nobody_waits_the_replay_ends(store, tmp_path):
+    program, other = tmp_path / "left.py", tmp_path / "other" / "left.py"
+    program.write_text(LEFT)
+    other.parent.mkdir()
+    other.write_text(LEFT.replace("places.get(), 0.01", "places.get(), 0.02"))
+    with loaded(program) as left:
+        asyncio.run(store.agent("queued").arun(left.queued, "look"))
+    found = store.replay("queued", program=str(program), code=str(other.parent))
+    assert (found.difference.expected, found.difference.actual) == (
+        "look(n=0, seconds=0.01)",
+        "look(n=0, seconds=0.02)",
+    )
 
 
 def test_the_first_difference_is_shown_with_the_line_of_the_program(store, trips, tmp_path):

@@ -15,6 +15,7 @@ from msgspec import Struct
 from holdfast.agent.names import is_bookkeeping
 from holdfast.codec import operations as op
 from holdfast.codec.contents import key_bytes
+from holdfast.codec.diff import Span, aligned
 from holdfast.codec.document import MISSING, Document
 from holdfast.codec.operations import Operation
 from holdfast.codec.state import Reader, State, is_apart
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # How much of a value a line shows.
 _SHOWN_CHARACTERS = 120
 # Texts from this length on are compared word by word, with so many words around each difference; of what differs, so
-# many words at most are aligned, and so many differences shown.
+# many words at most are aligned as well as can be, and so many differences shown.
 _LONG_CHARACTERS = 60
 _AROUND_WORDS = 3
 _ALIGNED_WORDS = 2_000
@@ -114,9 +115,11 @@ def words(old: Any, new: Any) -> list[tuple[str, str]]:
     most = shorter - start
     end = next((at for at in range(most) if one[-1 - at] != two[-1 - at]), most)
     left, right = one[start : len(one) - end], two[start : len(two) - end]
-    spans: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(left), 0, len(right))]
+    spans: Sequence[tuple[str, int, int, int, int]]
     if len(left) + len(right) <= _ALIGNED_WORDS:
         spans = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    else:
+        spans = list(_aligned_as_lists(left, right))
     kept = start + end + sum(stop - at for tag, at, stop, _, _ in spans if tag == "equal")
     if 2 * kept < shorter or sum(tag != "equal" for tag, *_ in spans) > _SHOWN_DIFFERENCES:
         return []
@@ -131,6 +134,18 @@ def words(old: Any, new: Any) -> list[tuple[str, str]]:
 
 
 _WORDS = re.compile(r"\s*\S+|\s+$")
+
+
+def _aligned_as_lists(old: list[str], new: list[str]) -> Iterator[tuple[str, int, int, int, int]]:
+    """What differs between so many words that only the cheap alignment is affordable, and what is equal between."""
+    start = at = 0
+    both = [[word.encode(errors="surrogatepass") for word in some] for some in (old, new)]
+    for span in [*aligned(*both), Span(len(old), len(old), len(new), len(new))]:
+        if start < span.start:
+            yield "equal", start, span.start, at, span.at
+        if span.start < span.stop or span.at < span.to:
+            yield "replace", *span
+        start, at = span.stop, span.to
 
 
 def _around(kept: list[str], *, first: bool = False, last: bool = False) -> str:

@@ -41,7 +41,7 @@ _STYLES = {
 }  # fmt: skip
 _SUFFIXES = {".json": "json", ".txt": "text", ".html": "html"}
 
-dump = App(name="dump", help="Look into what a program left when it failed; take one; start an agent again from it.")
+dump = App(name="dump", help="Look into what a program left when it failed, or take such a dump.")
 
 
 @dump.default

@@ -37,9 +37,9 @@ def explain(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Say what broke an agent: the likeliest changes first, each with its evidence and how sure that is.
+    """Say what broke an agent: the likeliest changes, with evidence.
 
-    "Not found" is an answer, and ends with 1.
+    The likeliest comes first, each says how sure it is. "Not found" is an answer, and ends with 1.
     """
     asked: Any = check_of(check) if check is not None and _is_function(check) else check
     with session.reading() as store:
@@ -75,9 +75,10 @@ def drift(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Compare an agent with a baseline: configuration, environment, versions, tools, places; and watch for drift.
+    """Compare an agent with a baseline, and watch its values for drift.
 
-    Ends with 1 when something differs that no rule allows.
+    Compared are configuration, environment, versions, tools, and the places that you name. Ends with 1 when something
+    differs that no rule allows.
 
     Parameters
     ----------
@@ -107,9 +108,10 @@ def reconcile(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Bring an agent to a desired state, by the tools that the file names. Each action is recorded and can be undone.
+    """Bring an agent to a desired state, by tools that a file names.
 
-    It shows what would be done, and asks. Ends with 7 when it does not converge, and says why.
+    Each action is recorded and can be undone. It shows what would be done, and asks. Ends with 7 when it does not
+    converge, and says why.
     """
     desired, tools = _wanted(file)
     consent = Consent(dry_run=plan, yes=yes, json=json)
@@ -170,7 +172,9 @@ def logs(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Show what a program logged, with the checkpoint of each line: `holdfast show NAME@id:...` is its state then.
+    """Show what a program logged, with the checkpoint of each line.
+
+    `holdfast show NAME@id:...` is its state then.
 
     Parameters
     ----------

@@ -267,6 +267,8 @@ def _print_cause(out: Output, cause: Cause) -> None:
         _fact(out, "saved at", clean(cause.caller))
     if cause.stack:
         _fact(out, "in", clean(" > ".join(cause.stack)))
+    if len(cause.effects) > _SHOWN:
+        _fact(out, "after", count(len(cause.effects) - _SHOWN, "other call"))
     for effect in cause.effects[-_SHOWN:]:
         _fact(out, "after", Text(effect.id or f"read {effect.number}", style="yellow"), f"  {call_of(effect)}")
 

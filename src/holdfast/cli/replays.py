@@ -64,12 +64,12 @@ def replay(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Execute a recorded run again, with its recorded answers, and prove that it goes the same way.
+    """Execute a recorded run again, to see that it goes the same way.
 
-    Nothing is done outside: the process has no network and starts no other, and its files lie in a directory of its
-    own. Nothing is written to the store. The state is compared at every checkpoint. Ends with 0 when it went the same
-    way, 1 when it did not or --check does not hold, 7 when it tried to do something outside, 6 when it could not be
-    executed.
+    Its calls are answered from the record. Nothing is done outside: the process has no network and starts no other, and
+    its files lie in a directory of its own. Nothing is written to the store. The state is compared at every checkpoint.
+    Ends with 0 when it went the same way, 1 when it did not or --check does not hold, 7 when it tried to do something
+    outside, 6 when it could not be executed.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def what_if(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Execute a recorded run again with something different, and see what would have come of it.
+    """Execute a recorded run again with something different.
 
     A call that is recorded with the same arguments is answered from the record. Another one is made only if --allow or
     --reads says so; otherwise it stops there, and says what it would have done. Nothing is saved, unless as --branch.
@@ -224,9 +224,10 @@ def validate(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Execute a failing run with new code: the failure is gone, checks hold, and healthy runs go the same way.
+    """Execute a failing run with new code, to see that it is a fix.
 
-    The run fails where it raises, or where a --check does not hold. Ends with 0 when the fix is one, 1 when it is not.
+    It is one where the failure is gone, checks hold, and healthy runs go the same way. The run fails where it raises,
+    or where a --check does not hold. Ends with 0 when the fix is one, 1 when it is not.
 
     Parameters
     ----------
@@ -251,7 +252,8 @@ def validate(
             healthy=[_json(one) for one in found.healthy],
         )  # fmt: skip
     elif found.good:
-        rest = f", and {count(len(found.healthy), 'healthy run')} went the same way" if found.healthy else ""
+        way = f"the same way{_so_far(*found.healthy)}"
+        rest = f", and {count(len(found.healthy), 'healthy run')} went {way}" if found.healthy else ""
         session.out.say(Text("The failure is gone", style="bold green"), f"{rest}.")
         session.out.note(f"Before: {clean(_parts_of_end(found.before))}. After: {clean(_parts_of_end(found.after))}.")
     else:
@@ -342,7 +344,9 @@ def _told(session: Session, one: Execution, what: str, check: str = "") -> None:
         out.say("What if ", Text(clean(what), style="bold"), f", in run {clean(one.run)} of ", whose, "?")
     calls = f"{count(one.calls, 'call')}, {count(one.compared, 'checkpoint')} with equal digests"
     if one.same:
-        out.say(Text("The same way: ", style="bold green"), f"run {clean(one.run)} of ", whose, f", {calls}.")
+        out.say(
+            Text(f"The same way{_so_far(one)}: ", style="bold green"), f"run {clean(one.run)} of ", whose, f", {calls}."
+        )
     else:
         out.say(Text(f"{_status(one).plain}: ", style="bold"), clean(_parts_of_end(one)), f" ({calls})")
     if one.difference is not None:
@@ -363,6 +367,10 @@ def _told(session: Session, one: Execution, what: str, check: str = "") -> None:
     for moment in [bad] if bad is not None else one.moments if not check else ():
         out.say(Text(clean(moment.line), style="cyan"), f"  {clean(moment.source)}")
         out.note(f"    {clean(moment.old)} -> {clean(moment.new)}, after step {moment.step}")
+
+
+def _so_far(*some: Execution) -> str:
+    return " as far as it is recorded" if any(one.partial for one in some) else ""
 
 
 def _show(session: Session, found: Difference) -> None:

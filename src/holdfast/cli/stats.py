@@ -66,7 +66,7 @@ def bars(out: Output, rows: list[tuple[str, int, str]]) -> None:
 
 
 def when(agent: Name, /, *, json: Json = False, session: Given) -> int:
-    """Say when an agent is saved by itself, what that did lately, and what it cost.
+    """Say when an agent is saved by itself, what that did and cost.
 
     The policy is that of the program that wrote the newest checkpoint.
     """
@@ -132,7 +132,7 @@ def _print_cost(out: Output, costs: Costs) -> None:
 
 
 def stats(agent: Pattern = None, /, *, limit: Limit = None, json: Json = False, session: Given) -> int:
-    """Show what checkpoints cost: how many, what asked for them, bytes, and time.
+    """Show what checkpoints cost: how many, who asked, bytes, time.
 
     Parameters
     ----------

@@ -39,9 +39,10 @@ def ui(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Show the store in a browser. It only reads, unless --allow-changes is given. Ctrl-C ends it.
+    """Show the store in a browser. Ctrl-C ends it.
 
-    Needs `pip install 'holdfast[web]'`. The browser is led in by a file that only you can read.
+    It only reads, unless --allow-changes is given. Needs `pip install 'holdfast[web]'`. The browser is led in by a file
+    that only you can read.
 
     Parameters
     ----------

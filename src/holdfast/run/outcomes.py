@@ -199,9 +199,12 @@ _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code has rebuilt
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 
 
-def said(error: BaseException) -> str:
-    """What an exception says, without a hint."""
-    return _text(error.message if isinstance(error, HoldfastError) and error.message else error)
+def said(error: BaseException, depth: int = 4) -> str:
+    """What an exception says, without a hint; a group also what those in it say, as its own text only counts them."""
+    text = _text(error.message if isinstance(error, HoldfastError) and error.message else error)
+    if not isinstance(error, BaseExceptionGroup) or not depth:
+        return text
+    return f"{text}: {'; '.join(sorted(f'{type(one).__name__}: {said(one, depth - 1)}' for one in error.exceptions))}"
 
 
 def told(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import chain, pairwise
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +52,13 @@ _SHOWN = 8  # changes and skipped checkpoints that a person reads
 _WHY = 200  # characters of why a verdict is not known
 _ALL = "--all looks at every one"
 _TEXTS = ("id", "checkpoint", "verdict")
+# What answers the same whenever it is asked: modules of Python, and which of its own functions do not.
+_STEADY = frozenset({
+    "base64", "bisect", "cmath", "collections", "copy", "dataclasses", "decimal", "difflib", "enum", "fractions",
+    "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "operator", "re", "statistics", "string",
+    "struct", "textwrap", "types", "typing", "unicodedata", "zlib",
+})  # fmt: skip
+_UNSTEADY = frozenset({"__import__", "eval", "exec", "globals", "hash", "id", "input", "locals", "open", "vars"})
 
 
 class Abort(Exception):
@@ -154,7 +162,8 @@ def _identity(function: Any, name: str) -> str:
 def _function_bytes(function: Any, seen: list[Any]) -> bytes:
     """Its code, what it is bound to, and what it finds by name, functions that it calls included.
 
-    TypeError or ValueError where others decide: an instance, a module of the user's, what it imports when it is called.
+    TypeError or ValueError where others decide: an instance, a module of the user's, what it imports when it is called,
+    a file, the clock.
     """
     if not isinstance(function, FunctionType):
         raise TypeError(type(function))
@@ -162,12 +171,15 @@ def _function_bytes(function: Any, seen: list[Any]) -> bytes:
         return str(seen.index(function)).encode()
     seen.append(function)
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    bound = encode([list(function.__defaults__ or ()), function.__kwdefaults__ or {}, cells, function.__dict__])
+    defaults = list(function.__defaults__ or ())
+    if any(isinstance(one, Path) for one in (*cells, *defaults)):
+        raise TypeError(Path)
+    bound = encode([defaults, function.__kwdefaults__ or {}, cells, function.__dict__])
     parts = [_code_bytes(function.__code__), bound]
     for name in sorted(_names(function.__code__)):
         if name in function.__globals__:
             parts += name.encode(), _value_bytes(function.__globals__[name], seen)
-        elif name not in vars(builtins):
+        elif name not in vars(builtins) or name in _UNSTEADY:
             raise ValueError(name)
     return b"\0".join(parts)
 
@@ -175,14 +187,16 @@ def _function_bytes(function: Any, seen: list[Any]) -> bytes:
 def _value_bytes(value: Any, seen: list[Any]) -> bytes:
     if isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType):
         home = value.__name__ if isinstance(value, ModuleType) else value.__module__
-        if _is_of_python(home):  # it changes with Python only
+        if _is_steady(home):  # it changes with Python only
             return f"{home}:{getattr(value, '__qualname__', '')} {sys.version}".encode()
         return _function_bytes(value, seen)
+    if isinstance(value, Path):
+        raise TypeError(Path)
     return encode(value)
 
 
-def _is_of_python(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in sys.stdlib_module_names
+def _is_steady(module: str | None) -> bool:
+    return (module or "").partition(".")[0].lstrip("_") in _STEADY
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -190,7 +204,7 @@ def _names(code: CodeType) -> Iterator[str]:
     for one in dis.get_instructions(code):
         if one.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
             yield one.argval
-        elif one.opname == "IMPORT_NAME" and not _is_of_python(one.argval):
+        elif one.opname == "IMPORT_NAME" and not _is_steady(one.argval):
             yield ""  # which is nowhere
         elif isinstance(one.argval, CodeType):
             yield from _names(one.argval)
@@ -260,6 +274,8 @@ class Bisection:
     cause: Cause | None = None
     checks: int = 0
     """How often the check was asked in the search."""
+    remembered: int = 0
+    """Verdicts of an earlier search that were taken over."""
     tries: int = 0
     """How often it was asked about states that never existed, to find the smallest change."""
     total: int = 0
@@ -314,6 +330,7 @@ class Bisection:
             "whole": self.whole,
             "confidence": self.confidence,
             "checks": self.checks,
+            "remembered": self.remembered,
             "tries": self.tries,
             "total": self.total,
             "steps": [step_json(one) for one in self.steps],
@@ -362,6 +379,8 @@ class Bisection:
             yield "skipped", [step.checkpoint, f"  {step.why}"]
         if len(self.skipped) > _SHOWN:
             yield "skipped", [f"{len(self.skipped) - _SHOWN} more"]
+        if self.remembered:
+            yield "remembered", [f"{count(self.remembered, 'verdict')} of an earlier search; --fresh asks again"]
         looked = "all looked at" if self.whole else f"at most one change assumed; {_ALL}"
         about = "" if self.checkpoint is None else f", {looked}"
         yield "", [f"{count(self.checks, 'check')} for {count(self.total, 'checkpoint')}{about}."]
@@ -414,7 +433,9 @@ class Verdicts:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All of them, oldest first."""
-        return (said for said in self._journal.read() if all(isinstance(said.get(key), str) for key in _TEXTS))
+        for said in self._journal.read():
+            if all(isinstance(said.get(key), str) for key in _TEXTS):
+                yield {**said, "agent": self._name}
 
     def known(self, check: Check) -> dict[str, list[Verdict]]:
         """What a check said about each checkpoint, by its id."""
@@ -430,7 +451,7 @@ class Verdicts:
             return
         one = step.checkpoint
         self._journal.add({
-            "at": datetime.now(UTC).isoformat(), "agent": self._name, "id": _digest(check.identity),
+            "at": datetime.now(UTC).isoformat(), "id": _digest(check.identity),
             "check": "" if self._private else check.name[:_WHY], "checkpoint": one.id, "depth": one.depth,
             "verdict": step.verdict, "why": "" if self._private else step.why[:_WHY],
         })  # fmt: skip
@@ -490,7 +511,7 @@ class Search:
         self._steps: dict[int, Step] = {}
         self._sure: dict[int, float] = {}
         self._seen: dict[object, Step] = {}
-        self._checks = 0
+        self._checks = self._remembered = 0
         # How often the check says "bad" of what is good, and of what is bad. The ends tell, where it is flaky.
         self._rates = (0.0, 1.0)
         # Each of the checks on the way may be wrong: together they have to be as sure as was asked for.
@@ -506,7 +527,7 @@ class Search:
             found.forgotten = self._forgotten(found)
             found.nowhere = self._nowhere()
         finally:
-            found.checks = self._checks
+            found.checks, found.remembered = self._checks, self._remembered
             found.steps = list(self._steps.values())
             found.skipped = [one for one in found.steps if one.verdict == "skip"]
         return found
@@ -588,6 +609,7 @@ class Search:
             step = Step(checkpoint, known.verdict, known.why, known=True)
         elif self._repeats == 1 and checkpoint.id in self._known:
             step = Step(checkpoint, self._known[checkpoint.id][-1], known=True)
+            self._remembered += 1
         elif self._repeats == 1 or self._rates == (0.0, 1.0):
             step = self._ask(at)
         else:
@@ -614,6 +636,7 @@ class Search:
     def _votes(self, at: int, most: int) -> Iterator[Verdict]:
         """What the check says of one, again and again: first what is remembered, then asked anew."""
         known = self._known.get(self._line[at].id, [])[:most]
+        self._remembered += len(known)
         yield from known
         for _ in range(most - len(known)):
             yield self._ask(at).verdict

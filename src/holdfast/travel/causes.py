@@ -17,6 +17,7 @@ from holdfast.run import listing
 from holdfast.run.effects import Effect
 from holdfast.run.host import position_of
 from holdfast.run.past import ROLLED_BACK
+from holdfast.text import count
 
 if TYPE_CHECKING:
     from holdfast.travel.handle import Agent
@@ -43,6 +44,8 @@ class Cause:
             yield f"saved at {self.caller}"
         if self.stack:
             yield f"in {' > '.join(self.stack)}"
+        if len(self.effects) > _SHOWN:
+            yield f"after {count(len(self.effects) - _SHOWN, 'other call')}"
         for effect in self.effects[-_SHOWN:]:
             yield f"after {effect.tool} ({effect.status}, effect {effect.id or effect.number})"
 

@@ -11,6 +11,9 @@ from msgspec import Struct, field
 
 from holdfast.errors import BadOption
 
+RECORDED = "recorded up to"
+"""How the status begins of what came to where the record ends."""
+
 
 class Difference(Struct, frozen=True):
     """Where two histories part: what was recorded, and what the program does now. ``line`` is the program's."""
@@ -100,6 +103,11 @@ class Execution(Struct):
     def same(self) -> bool:
         """Whether it went the same way: every call, the state at every checkpoint, and the end."""
         return self.difference is None and not self.blocked and not self.failed and not self.stopped
+
+    @property
+    def partial(self) -> bool:
+        """Whether it came to where the record ends, or to a call of which nobody knows what came of it."""
+        return self.status.startswith(RECORDED)
 
     @property
     def unknown(self) -> str:

@@ -46,11 +46,11 @@ from holdfast.run.scope import Lane, now_us, number_tasks
 from holdfast.run.steps import Request, Steps, drive, drive_later
 from holdfast.run.tools import Tool
 from holdfast.text import clean
-from holdfast.travel.execution import Difference, Execution, Passed, Step
+from holdfast.travel.execution import RECORDED, Difference, Execution, Passed, Step
 from holdfast.travel.handle import Store
 from holdfast.travel.memory import MemoryAgent
 from holdfast.travel.sandbox import caller, is_own
-from holdfast.travel.timeline import ReplayLoop, TimedOrder, times_of
+from holdfast.travel.timeline import NEVER_S, ReplayLoop, TimedOrder, times_of
 
 if TYPE_CHECKING:
     from holdfast.travel.variation import Job, Variation
@@ -182,6 +182,15 @@ class CatchUp(Request):
             await asyncio.sleep(0)
 
 
+class Unanswered(Request):
+    """Wait as long as anything else happens: the run ended, and this call had not."""
+
+    def now(self) -> None: ...
+
+    async def later(self) -> None:
+        await asyncio.sleep(NEVER_S / 2)
+
+
 class Replaying(Run):
     """One execution of a recorded run. ``variation`` says what is different, and what may be done then."""
 
@@ -235,18 +244,39 @@ class Replaying(Run):
             self.halt("")
 
     def halt(self, why: str) -> None:
-        """Stop the program here. Whoever waits for his turn is told."""
-        self.over = True
+        """Stop the program here."""
         self.found.stopped = self.found.stopped or why
-        self.order.fail(Diverged("the execution has ended"))
+        self._finish()
+        loop = asyncio._get_running_loop()
+        if isinstance(loop, ReplayLoop):  # a task may do it, for which the program does not wait
+            loop.stop()
         raise Halt
+
+    def _finish(self) -> None:
+        """Nothing more is answered. Whoever waits for his turn is told."""
+        self.over = True
+        self.order.fail(Diverged("the execution has ended"))
 
     # -- calls ----------------------------------------------------------------------------------------------
 
     def asked(self, lane: Lane, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Asked:
         if self.recording.end is None and path not in self._waiting and self.replaying and not self.variation.free:
             yield CatchUp(self)
+        elif self._is_unanswered(path, tool):
+            yield Unanswered()
         return (yield from super().asked(lane, path, tool, mark, arguments))
+
+    def _is_unanswered(self, path: str, tool: Tool) -> bool:
+        """Whether it is a call of a task that may have been under way when the run ended. Reads are recorded later."""
+        if "~" not in path or self.recording.end is None or self.found.difference is not None:
+            return False
+        call, variation = self._waiting.get(path), self.variation
+        number = self._counts.get(tool.name, -1) + 1
+        if variation.result_of(path, tool.name, number) is not None or tool.name in variation.tools:
+            return False
+        if call is not None:
+            return call.tool == tool.name and call.outcome is None and not call.cancelled
+        return tool.kind == "read" and not (variation.free and variation.allows(tool))
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
         if self.over:
@@ -314,7 +344,7 @@ class Replaying(Run):
 
     def _ended(self, path: str, actual: str) -> None:
         self._step(path, actual.partition("(")[0])
-        self.found.status = f"recorded up to {path}: {actual}"
+        self.found.status = f"{RECORDED} {path}: {actual}"
         self.halt("")
 
     def away(self, path: str, what: str, *, ends: bool) -> None:
@@ -437,7 +467,10 @@ class Replaying(Run):
                 self.halt(error.message)
             call = partial(made.function, self.handle, *args, **kwargs)
             self._keep_step()
-            self._end(drive(self._body(made, call)) if not made.waits else self._run(made, call))
+            if made.waits:
+                self._run(made, call)
+            else:
+                self._end(drive(self._body(made, call)))
         except Halt:
             found.status = found.status or "stopped"
         except Exception as error:  # noqa: BLE001 - whatever the program raises is how it ended
@@ -461,13 +494,24 @@ class Replaying(Run):
         result = yield Body(self, made.name, call)
         return result
 
-    def _run(self, made: Durable, call: Callable[[], Any]) -> Any:
+    def _run(self, made: Durable, call: Callable[[], Any]) -> None:
         with asyncio.Runner(loop_factory=ReplayLoop) as runner:
-            return runner.run(self._later(made, call))
+            try:
+                runner.run(self._later(made, call))
+            except RuntimeError:
+                if not self.over:
+                    raise
+                raise Halt from None
 
-    async def _later(self, made: Durable, call: Callable[[], Any]) -> Any:
+    async def _later(self, made: Durable, call: Callable[[], Any]) -> None:
+        """What its tasks do after its end, as this loop ends them, is no part of the run."""
         number_tasks(asyncio.get_running_loop())
-        return await drive_later(self._body(made, call))
+        try:
+            self._end(await drive_later(self._body(made, call)))
+        except Exception as error:  # noqa: BLE001 - whatever the program raises is how it ended
+            self._raised(error)
+        finally:
+            self._finish()
 
     def _end(self, result: Any) -> None:
         found, end = self.found, self.recording.end
@@ -491,7 +535,7 @@ class Replaying(Run):
         if found.difference is not None and self.over:
             return  # what the program made of it
         fault = brief_fault(self.host, error, "the error that ended a run")
-        if end is None or end.how != "failed" or end.fault is None:
+        if end is None or end.how not in {"failed", "attention"} or end.fault is None:
             self._quietly("error", _how(end), found.error, error)
         elif fault[1:3] != end.fault[1:3]:
             self._quietly("error", f"{end.fault[1]}: {end.fault[2]}", f"{fault[1]}: {fault[2]}", error)

@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import Blocked
 
@@ -43,7 +44,8 @@ _PROCESSES = frozenset({
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.startfile",
     "pty.spawn", "os.kill", "os.killpg", "signal.pthread_kill", "sys.remote_exec", "signal.pidfd_send_signal",
     "time.clock_settime", "time.clock_settime_ns", "_posixshmem.shm_open", "_posixshmem.shm_unlink",
-    "syslog.syslog",
+    "syslog.syslog", "_posixsubprocess.fork_exec",
+    "cpython.PyInterpreterState_New",  # which would have no hook
 })  # fmt: skip
 # What changes the process whose id is the first argument. It may change itself.
 _OF_PROCESS = frozenset({"os.sched_setaffinity", "os.sched_setparam", "os.sched_setscheduler", "resource.prlimit"})
@@ -55,6 +57,7 @@ _SILENT: dict[tuple[str, str], tuple[str, ...]] = {
     ("signal", "_signal"): ("pidfd_send_signal",),
     ("time", "time"): ("clock_settime", "clock_settime_ns"),
     ("_posixshmem", "_posixshmem"): ("shm_open", "shm_unlink"),
+    ("_posixsubprocess", "_posixsubprocess"): ("fork_exec",),
 }  # fmt: skip
 # Which of the event's arguments are the paths of what is changed, and each one's directory, if it has one.
 _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
@@ -179,6 +182,8 @@ class Sandbox:
                     return False
             else:
                 name = os.fsdecode(path)
+            if event == "sqlite3.connect" and name.startswith("file:"):
+                name = unquote(urlsplit(name).path)
             if isinstance(beneath, int) and beneath >= 0:
                 name = os.path.join(_opened_at(beneath), name)  # noqa: PTH118
         except (TypeError, OSError):

@@ -260,9 +260,9 @@ def _problems(checks: Sequence[str], old: list[Execution], new: list[Execution])
         found.append(f"nobody can say whether it fails with the code as it is: {why}")
     elif not any(fails(one) or one.status == "failed" for one in old):
         found.append("with the code as it is, nothing fails: there is no failure that could be gone")
-    for check, one in zip(checks, new, strict=True):
-        if one.unknown:
-            found.append(f"nobody can say: {one.unknown}")
+    for check, was, one in zip(checks, old, new, strict=True):
+        if one.unknown or (one.partial and not was.partial):
+            found.append(f"nobody can say: {one.unknown or f'it is {one.status}'}")
         elif one.status == "failed":
             found.append(f"it still fails: {one.error}")
         elif one.check is False:
