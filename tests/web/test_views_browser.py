@@ -105,13 +105,18 @@ def test_a_history_is_walked_by_keyboard(browser, served):  # noqa: F811
 
 def test_a_crash_stands_where_it_happened_and_leads_to_its_dump(browser, tmp_path):  # noqa: F811
     program, place = tmp_path / "program.py", tmp_path / "store"
-    program.write_text("def divide(agent):\n    agent.checkpoint('about to')\n    1 / 0\n")
+    paid = "import holdfast\n\npay = holdfast.tool(name='pay')(lambda: 7)\n"
+    program.write_text(f"{paid}\ndef divide(agent):\n    agent.checkpoint('about to')\n    pay()\n    1 / 0\n")
     with from_outside_nothing():
         words = ["run", f"{program}:divide", "--agent", "one", "--store", str(place)]
         ended = warm.run([sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False)
     assert "dump written" in ended.stderr
     with from_outside_nothing(), serving(place) as page, inside(browser, page) as (_, tab), listening(tab):
         tab.goto(f"{page.url}/timeline/one")
+        call, saved = tab.locator(".mark.write"), tab.locator(".node").last
+        assert call.bounding_box()["x"] > saved.bounding_box()["x"]
+        saved.focus()
+        assert "then pay: done" in tab.inner_text(".graph-card")
         tab.locator("a:has(.crash)").click()
         tab.wait_for_url("**/dump?file=**")
         assert "ZeroDivisionError" in tab.inner_text("h1")
