@@ -561,6 +561,18 @@ def test_a_signal_is_sent_and_a_run_cancelled_by_whoever_is_at_the_page(changed)
     assert ask(runs.run, changed, agent="trip-8", id=info["id"])["run"]["status"] == "cancelled"
 
 
+def test_a_call_that_several_branches_have_is_told_once(changed):
+    before = [(one["number"], one["branch"]) for one in ask(timeline.marks, changed, agent="trip-7")["effects"]]
+    for name in ("one", "other"):
+        changed.branch("trip-7", name)
+    assert [(one["number"], one["branch"]) for one in ask(timeline.marks, changed, agent="trip-7")["effects"]] == before
+    recent = ask(runs.runs, changed, agent="trip-7")["effects"]
+    assert [(one["number"], one["branch"]) for one in recent] == before
+    exported = export.collected(changed, "trip-7")["effects"]
+    assert len(exported) == 3 * len(before)
+    assert [(one["number"], one["branch"]) for one in exported if not one["again"]] == before
+
+
 def test_a_fork_waits_on_its_branch_for_a_worker(changed):
     (info,) = ask(runs.runs, changed, agent="trip-7")["runs"]
     way = act(runs.fork, changed, agent="trip-7", run=info["id"], position="book:0/0", new="again")

@@ -38,6 +38,10 @@ VIEWS = (
     "/dumps?q=nothing",
     "/state/nobody",
 )
+BEHIND = """found => {
+  const [one, other] = found.map(what => [...document.querySelectorAll(what)].at(-1)?.getBoundingClientRect().x);
+  return one > other;
+}"""
 ASKED = {
     "blame": "path=budget", "bisect": "when=budget < 500", "check": "rules=budget > 500",
     "drift": "baseline=baseline&paths=budget", "explain": "check=budget > 500",
@@ -105,13 +109,18 @@ def test_a_history_is_walked_by_keyboard(browser, served):  # noqa: F811
 
 def test_a_crash_stands_where_it_happened_and_leads_to_its_dump(browser, tmp_path):  # noqa: F811
     program, place = tmp_path / "program.py", tmp_path / "store"
-    program.write_text("def divide(agent):\n    agent.checkpoint('about to')\n    1 / 0\n")
+    paid = "import holdfast\n\npay = holdfast.tool(name='pay')(lambda: 7)\n"
+    program.write_text(f"{paid}\ndef divide(agent):\n    agent.checkpoint('about to')\n    pay()\n    1 / 0\n")
     with from_outside_nothing():
         words = ["run", f"{program}:divide", "--agent", "one", "--store", str(place)]
         ended = warm.run([sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False)
     assert "dump written" in ended.stderr
     with from_outside_nothing(), serving(place) as page, inside(browser, page) as (_, tab), listening(tab):
         tab.goto(f"{page.url}/timeline/one")
+        tab.wait_for_function(BEHIND, arg=[".mark.write", ".node"])
+        tab.wait_for_selector(".chart")
+        tab.locator(".node").last.focus()
+        tab.wait_for_selector(".graph-card:has-text('then pay: done')")
         tab.locator("a:has(.crash)").click()
         tab.wait_for_url("**/dump?file=**")
         assert "ZeroDivisionError" in tab.inner_text("h1")
@@ -240,7 +249,7 @@ def test_what_was_typed_is_there_after_a_refusal(browser, changing):  # noqa: F8
         tab.wait_for_selector("text=the value is not JSON")
         assert_open_to_all(tab, "a refusal")
         tab.go_back()
-        assert tab.get_by_label("with the value").input_value() == "yes"
+        tab.wait_for_function("document.getElementById('s-value').value === 'yes'")
 
 
 def test_somebody_forks_a_run_from_a_call(tab, changing):

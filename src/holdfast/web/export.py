@@ -106,7 +106,9 @@ def collected(store: Store, name: str) -> dict[str, Any]:
         of: {id: cut(value) for id, value in _series(store, asked, of).items()}
         for of in ("size", "changes", *paths[:6])
     }
-    effects, told_runs = [effect_json(one, write=short) for one in calls], [run_json(one, write=short) for one in runs]
+    first = {id(one) for one in timeline.once(agent, calls)}
+    effects = [{**effect_json(one, write=short), "again": id(one) not in first} for one in calls]
+    told_runs = [run_json(one, write=short) for one in runs]
     changes, left_out = _changes(points, redactor, left)
     data = {
         "agent": name,

@@ -20,13 +20,14 @@ from holdfast.web.agents import writer_of
 from holdfast.web.asked import Asked
 from holdfast.web.brief import brief
 from holdfast.web.place import go_on
-from holdfast.web.timeline import reader
+from holdfast.web.timeline import once, reader
 from holdfast.web.words import address, told_json, typed
 
 RUNS = 100
 CALLS = 60
 """Calls of a run on one page."""
-RECENT = 50
+RECENT, BRANCHES = 50, 20
+"""Calls that are shown, and how many branches may have each of them."""
 SIGNALS = 50
 WORKERS = 50
 ATTEMPTS = 20
@@ -41,7 +42,7 @@ def runs(store: Store, asked: Asked) -> dict[str, Any]:
     agent = reader(store, asked)
     found = store.runs(agent.name, limit=RUNS, sort="urgent", status=asked.text("status", "", most=20) or None)
     doubts = store.effects(agent.name, in_doubt=True, limit=RECENT)
-    recent = store.effects(agent.name, limit=RECENT)
+    recent = once(agent, store.effects(agent.name, limit=RECENT * min(BRANCHES, len(agent.branches()))))[:RECENT]
     return {
         "store": store.place,
         "schedules": [],  # they are no agent's

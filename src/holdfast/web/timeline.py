@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from holdfast import Agent, Checkpoint, Store
+from holdfast import Agent, Checkpoint, Effect, Store
 from holdfast.errors import BadOption
 from holdfast.schemas import crash_json
 from holdfast.travel import Look, parse_path
@@ -160,10 +160,22 @@ def marks(store: Store, asked: Asked) -> dict[str, Any]:
             "id": one.id, "number": one.number, "tool": one.tool, "kind": one.kind, "status": one.status,
             "branch": one.branch, "run": one.run, "at": one.at.isoformat(),
         }
-        for one in page
+        for one in once(agent, page)
         if first <= one.at.isoformat() and (not last or one.at.isoformat() <= last)
     ]  # fmt: skip
     return {"agent": agent.name, "effects": listed, "more": page.more}
+
+
+def once(agent: Agent, effects: Iterable[Effect]) -> list[Effect]:
+    """Each call as it is on the oldest branch that has it: those that began later, after it, have it, too."""
+    branches = {name: at for at, name in enumerate(agent.branches())}
+    found: dict[Any, Effect] = {}
+    for one in effects:
+        key = one.number, one.at, one.status
+        known = found.get(key)
+        if known is None or branches.get(one.branch, 0) < branches.get(known.branch, 0):
+            found[key] = one
+    return list(found.values())
 
 
 def change(store: Store, asked: Asked) -> dict[str, Any]:

@@ -19,7 +19,7 @@ const graph = new Graph(document.getElementById("graph"), told, {
   change: async (one) => data.changes[one.id] ?? none,
   open: (one) => `#${one.id}`,
 });
-graph.mark(data.effects);
+graph.mark(data.effects.filter((one) => !one.again));
 
 const draw = (of) => graph.below(chart(of, data.series[of]));
 document.getElementById("figures").replaceChildren(...Object.keys(data.series).map((of) =>
@@ -45,9 +45,9 @@ if (data.runs.length) {
   box.hidden = false;
   box.append(el("h2", {}, "Runs"));
   for (const run of data.runs) {
-    const calls = data.effects.filter((one) => one.run === run.id).reverse();
+    const calls = data.effects.filter((one) => one.run === run.id && one.branch === run.branch).reverse();
     const bars = el("div", { class: "waterfall" });
-    box.append(el("div", { class: "pad" }, el("h3", {}, `${run.function}: ${run.status}`), bars));
+    box.append(el("div", { class: "pad" }, el("h3", {}, `${run.function}: ${run.status}${run.branch === "main" ? "" : ` on ${run.branch}`}`), bars));
     if (calls.length) waterfall(bars, run, calls);
   }
 }

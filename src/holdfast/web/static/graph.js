@@ -170,13 +170,14 @@ export class Graph {
     }
     if (this.step >= 60 && one.label) node.append(svg("text", { class: "label", x, y: y + 24 }, short(one.label, Math.floor(this.step / 6.4))));
     if (this.step >= 24) {
-      one.heads.slice(0, 1).forEach((name) => node.append(svg("text", { class: "branch-name", x: x + radius + 5, y: y + 4 }, short(name, 16))));
-      one.tags.slice(0, 1).forEach((name) => node.append(svg("text", { class: "tag", x, y: y - radius - 7 }, `⚑ ${short(name, 12)}`)));
+      const first = (found, most) => `${short(found[0], most)}${found.length > 1 ? ` +${found.length - 1}` : ""}`;
+      if (one.heads.length) node.append(svg("text", { class: "branch-name", x: x + radius + 5, y: y + 4 }, first(one.heads, 16)));
+      if (one.tags.length) node.append(svg("text", { class: "tag", x, y: y - radius - 7 }, `⚑ ${first(one.tags, 12)}`));
     }
     return node;
   }
 
-  /** Calls stand before the checkpoint that was saved next on their branch, crashes and dumps after the one that they followed. */
+  /** Calls stand before the checkpoint that was saved next on their branch, the last ones, crashes and dumps after the one that they followed. */
   mark(effects) {
     this.effects = effects;
     this.draw();
@@ -185,15 +186,15 @@ export class Graph {
   marks(picture) {
     const of = new Map();
     for (const one of this.effects) {
-      let at = this.list.findIndex((point) => point.time >= one.at && (point.branch === one.branch || point.heads.includes(one.branch)));
-      if (at < 0) at = this.list.findIndex((point) => point.time >= one.at);
-      if (at < 0) at = this.list.length - 1;
+      const mine = (point) => point.branch === one.branch || point.heads.includes(one.branch);
+      let at = this.list.findIndex((point) => point.time >= one.at && mine(point));
+      if (at < 0) at = this.list.findLastIndex(mine) + 0.5; // none was saved since
+      if (at < 0) at = Math.max(0, this.list.findIndex((point) => point.time >= one.at));
       of.set(at, [...(of.get(at) ?? []), one]);
     }
     if (this.step >= 24) {
       for (const [at, calls] of of) {
-        const point = this.list[at];
-        const [x, y] = [this.x(at) - this.step / 2, this.y(point.lane)];
+        const [x, y] = [this.x(Math.ceil(at)) - this.step / 2, this.y(this.list[Math.floor(at)].lane)];
         calls.slice(0, MARKS).forEach((one, number) => picture.append(leading(this.source.call?.(one), `${one.tool}: ${one.status}`,
           svg("rect", { class: `mark ${BAD.has(one.status) ? "bad" : one.kind === "read" ? "read" : "write"}`,
             x: x - 4, y: y - 15 - number * 9, width: 8, height: 7, rx: 1.5 }))));
@@ -260,8 +261,8 @@ export class Graph {
   async show(at) {
     const one = this.list[at];
     if (!one) return;
-    const calls = (this.calls.get(at) ?? []).slice(0, 6).map((call) =>
-      el("div", { class: BAD.has(call.status) ? "bad" : "quiet" }, `${call.tool}: ${call.status}`));
+    const calls = [["", at], ["then ", at + 0.5]].flatMap(([when, place]) => (this.calls.get(place) ?? []).slice(0, 6).map((call) =>
+      el("div", { class: BAD.has(call.status) ? "bad" : "quiet" }, `${when}${call.tool}: ${call.status}`)));
     const body = el("div", { class: "changes" }, el("span", { class: "quiet" }, "…"));
     this.card.replaceChildren(
       el("div", { class: "card-title" }, el("b", {}, `#${one.depth} ${short(one.label, 60) || "no label"}`),
