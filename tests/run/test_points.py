@@ -815,6 +815,22 @@ def test_two_files_that_disagree_are_an_error_that_names_both(store, store_path)
     assert store.agent("trip-8").when == When(every_s=30)  # of the project
 
 
+def test_a_file_counts_where_the_store_was_opened_wherever_the_program_goes(place, tmp_path, monkeypatch):
+    project, elsewhere = tmp_path, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (project / "holdfast.toml").write_text("[when]\nevery_s = 30\n")
+    (elsewhere / "holdfast.toml").write_text("[when]\nevery_s = 60\n")
+    monkeypatch.chdir(project)
+    on_server = "://" in place
+    with holdfast.open(place if on_server else "store") as store:
+        monkeypatch.chdir(elsewhere)
+        assert store.agent("trip-7").when == store.when("trip-8") == When(every_s=30)
+    elsewhere.joinpath("holdfast.toml").unlink()
+    elsewhere.rmdir()
+    with holdfast.open(place) as store:  # from a directory that is gone
+        assert store.when("trip-8") == (When(adaptive=True) if on_server else When(every_s=30))
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
