@@ -19,7 +19,7 @@ from holdfast.codec import capture as capturing
 from holdfast.codec import intake, values
 from holdfast.codec.told import Captured
 from holdfast.codec.tracked import Node
-from holdfast.errors import DetachedChange, StoreBusy, Unencodable
+from holdfast.errors import DetachedChange, StoreBusy, StoreFailed, Unencodable
 from tests.strikes import struck
 
 
@@ -277,23 +277,28 @@ def test_a_handler_that_changes_the_state_and_looks_at_it_loses_nothing(agent, r
     assert read_again(agent) == live
 
 
-def test_told_bytes_that_were_let_go_are_read_off_the_event_loop(agent, monkeypatch):
+def let_go(agent, monkeypatch):
+    """A state of which only the store has most bytes."""
     agent.state["l"] = [{"n": number, "t": "x" * 300} for number in range(2_000)]
     agent.state["in"] = {"big": [f"{number} " + "y" * 300 for number in range(2_000)]}
     agent.checkpoint()
-    document = agent._document
     agent.state["more"] = 1
-    monkeypatch.setattr("holdfast.agent.branch.SEAL_CHECKPOINTS", 1)
-    agent.checkpoint("sealed")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.agent.branch.SEAL_CHECKPOINTS", 1)
+        agent.checkpoint("sealed")
+    return type(agent._document.told.source)
+
+
+def test_told_bytes_that_were_let_go_are_read_off_the_event_loop(agent, monkeypatch):
+    source = let_go(agent, monkeypatch)
     readers = []
-    nodes = type(document.told.source).nodes
+    nodes = source.nodes
 
     def told(self, digests):
         readers.append(threading.current_thread())
         return nodes(self, digests)
 
-    monkeypatch.setattr(type(document.told.source), "nodes", told)
+    monkeypatch.setattr(source, "nodes", told)
     agent.state["l"][700]["t"] = "changed"
     agent.state["in"]["big"][900] = "changed, too"
     asyncio.run(agent.acheckpoint("edited"))
@@ -315,3 +320,28 @@ def test_what_a_checkpoint_was_made_of_is_let_go_without_the_collector(agent):
     finally:
         gc.enable()
     assert len(left) < 5, "each holds what the state was then"
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "acheckpoint"])
+def test_a_change_beside_bytes_that_cannot_be_read_is_saved_when_they_can(agent, monkeypatch, way):
+    source = let_go(agent, monkeypatch)
+
+    def unreadable(_self, _digests):
+        raise StoreFailed("reading nodes: Input/output error")
+
+    def save():
+        made = getattr(agent, way)()
+        return asyncio.run(made) if way.startswith("a") else made
+
+    agent.state["l"][700]["t"] = "changed"
+    agent.state["in"]["big"][900] = "changed, too"
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "nodes", unreadable)
+        for _ in range(2):
+            with pytest.raises(StoreFailed, match="Input/output"):
+                save()
+    agent.state["l"][701]["t"] = "and this"
+    assert save() is not None
+    expected = holdfast.plain(agent.state)
+    assert expected["l"][700]["t"] == "changed"
+    assert read_again(agent) == expected

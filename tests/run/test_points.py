@@ -535,6 +535,38 @@ def test_no_thread_is_saved_by_another_between_its_write_and_its_own_safe_point(
     assert agent.step() is not None
 
 
+@pytest.mark.parametrize("when", [When(every_steps=1), When(every_s=1), When(adaptive=True)])
+def test_that_somebody_is_always_in_the_middle_of_something_is_said_once(store, clock, caplog, when):
+    agent = store.agent("trip-7", when=when)
+
+    @holdfast.tool
+    async def book(number):
+        return number
+
+    async def worker(name, mine, others):
+        for number in range(100):
+            await mine.wait()
+            mine.clear()
+            agent.state[name] = await book.acall(number)
+            clock.now_s += 2
+            others.set()  # before its own safe point, the other one begins a write
+            await asyncio.sleep(0)
+            saved.append(await agent.astep())
+
+    async def both():
+        one, other = asyncio.Event(), asyncio.Event()
+        one.set()
+        async with agent:
+            await asyncio.gather(worker("one", one, other), worker("other", other, one))
+
+    saved = []
+    asyncio.run(both())
+    assert len(saved) == 200
+    assert saved[:198] == [None] * 198, "the last two are alone"
+    assert caplog.text.count("has not been saved for 60 s") == 1
+    assert agent.head.state == {"one": 99, "other": 99}
+
+
 def test_after_an_exception_in_an_atomic_block_nothing_is_saved_until_the_state_is_meant_again(store, caplog):
     agent = store.agent("trip-7", when=When(every_steps=1, at_phase=True))
     agent.checkpoint("before")
@@ -813,6 +845,22 @@ def test_two_files_that_disagree_are_an_error_that_names_both(store, store_path)
     assert store.agent("trip-7").when == When(every_s=30)
     (store_path / "holdfast.toml").unlink()
     assert store.agent("trip-8").when == When(every_s=30)  # of the project
+
+
+def test_a_file_counts_where_the_store_was_opened_wherever_the_program_goes(place, tmp_path, monkeypatch):
+    project, elsewhere = tmp_path, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (project / "holdfast.toml").write_text("[when]\nevery_s = 30\n")
+    (elsewhere / "holdfast.toml").write_text("[when]\nevery_s = 60\n")
+    monkeypatch.chdir(project)
+    on_server = "://" in place
+    with holdfast.open(place if on_server else "store") as store:
+        monkeypatch.chdir(elsewhere)
+        assert store.agent("trip-7").when == store.when("trip-8") == When(every_s=30)
+    elsewhere.joinpath("holdfast.toml").unlink()
+    elsewhere.rmdir()
+    with holdfast.open(place) as store:  # from a directory that is gone
+        assert store.when("trip-8") == (When(adaptive=True) if on_server else When(every_s=30))
 
 
 @pytest.mark.parametrize(

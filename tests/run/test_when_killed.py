@@ -88,17 +88,21 @@ def hash_of(*words):
     return sum(ord(letter) * 31**at for at, letter in enumerate("/".join(words))) % 2**32
 
 
-def test_a_plain_loop_is_never_saved_between_a_call_and_what_it_makes_of_the_answer(tmp_path):
+@pytest.mark.parametrize(
+    ("how", "moments"), [("bare", range(6, 30, 1 if SOAK else 3)), ("beside", range(6, 90, 3 if SOAK else 11))]
+)
+def test_a_plain_loop_is_never_saved_between_a_call_and_what_it_makes_of_the_answer(tmp_path, how, moments):
     """The booking is outside, and its answer is not in the state yet: saved there, it would be booked again."""
     path, outside = tmp_path / "store", tmp_path / "world"
-    words = [sys.executable, "-m", "tests.run.when_child", str(path), str(outside), "all at once", "bare", ""]
-    for fatal in (*range(6, 30, 1 if SOAK else 3), 0):
+    words = [sys.executable, "-m", "tests.run.when_child", str(path), str(outside), "all at once", how, ""]
+    for fatal in (*moments, 0):
         ended = warm.run([*words, str(fatal)], check=False, capture_output=True, timeout=180)
         assert ended.returncode in {0, -signal.SIGKILL}, ended.stderr.decode()
         with holdfast.open(path) as store:
             for state in states(store):
                 # What is saved knows every booking that was made before it was saved.
                 assert len([name for name in state if name.startswith("booking")]) == state.get("rounds", 0)
+                assert state.get("second", 0) == state.get("first", -1) + 1
         if ended.returncode == 0:
             break
     assert lines(outside) == list(range(ROUNDS))

@@ -134,6 +134,35 @@ def bare(agent):
             point()
 
 
+async def beside(agent):
+    """As bare(), and all the while another task changes the state and comes to safe points of its own."""
+    over = asyncio.Event()
+
+    async def other():
+        number = 0
+        while not over.is_set():
+            with agent.atomic():
+                agent.state["first"] = number
+                await asyncio.sleep(0)
+                point()
+                agent.state["second"] = number = number + 1
+            saved(await agent.astep())
+            await asyncio.sleep(0)
+
+    async with agent:
+        task = asyncio.create_task(other())
+        for number in range(agent.state.get("rounds", 0), ROUNDS):
+            answer = await book.acall(number)
+            await asyncio.sleep(0)
+            point()
+            agent.state[f"booking {number}"] = answer
+            agent.state["rounds"] = number + 1
+            saved(await agent.astep())
+            await asyncio.sleep(0)
+        over.set()
+        await task
+
+
 async def aloop(agent):
     async with agent:
         for number in range(agent.state.get("rounds", 0), ROUNDS):
@@ -171,8 +200,8 @@ if __name__ == "__main__":
         lives.doom(int(fatal), *lives.CHANGES)
     if how in {"loop", "bare"}:
         (loop if how == "loop" else bare)(agent)
-    elif how == "async loop":
-        asyncio.run(aloop(agent))
+    elif how in {"async loop", "beside"}:
+        asyncio.run((aloop if how == "async loop" else beside)(agent))
     elif how == "run":
         agent.run(run.options(id="1"))
     else:

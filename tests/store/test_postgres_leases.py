@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -105,6 +106,27 @@ def test_a_lease_is_held_until_it_is_released_lost_or_passed_over(url, opened):
     assert (back.held, back.fresh, others.alive(branch.uuid, 2)) == (True, True, True)
     del back
     assert take(others, engine, branch).generation == 3  # the one before was dropped: its lock goes with it
+
+
+def test_who_ends_well_does_not_wait_for_the_server_and_is_not_taken_for_one_that_failed(url, opened):
+    engine, other = opened(url), opened(url)
+    branch, leases = add_branch(engine), AdvisoryLeases(engine)
+    lease = take(leases, engine, branch)
+    assert not lease.unclean
+    ((session,),) = leases._seat.link.ask(("SELECT pg_backend_pid()", ()))
+    os.kill(session, signal.SIGSTOP)
+    ending = threading.Thread(target=leases.end_well, daemon=True)
+    ending.start()
+    ending.join(60)
+    os.kill(session, signal.SIGCONT)
+    assert not ending.is_alive()
+    leases._seat.empty()  # as the end of the process does it
+    others = AdvisoryLeases(other)
+    found = take(others, other, branch, 60)
+    assert not found.unclean
+    others._closing.set()
+    others._seat.empty()  # this one is killed
+    assert take(AdvisoryLeases(engine), engine, branch, 60).unclean
 
 
 def test_a_lease_outlives_its_connection_unless_somebody_else_was_faster(url, opened):

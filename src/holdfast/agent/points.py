@@ -9,6 +9,7 @@ sets.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import metadata
-from holdfast.agent.schedule import GAPS_MAX, Past, Schedule
+from holdfast.agent.schedule import GAPS_MAX, OVERDUE_MIN_S, Past, Schedule
 from holdfast.agent.when import DEFAULT, When
 from holdfast.codec.operations import operations_size
 from holdfast.codec.state import Sections
@@ -97,6 +98,7 @@ class Pace:
         self._unclean = writer.failed if writer is not None else 0  # that the process before failed, if it did
         self._rest = writer.rest if writer is not None else Rest()
         self._asked = ""  # what wants a checkpoint at the next safe point
+        self._put_off_s: float | None = None  # since when one is due and nobody may take it; endless once that was told
         self._counted: tuple[Sections, int] | None = None  # how much had changed, and in what the store was told then
         if when is not None and when is not DEFAULT:  # whoever asks for something is told if it cannot be
             self._schedule = Schedule(when, self._opened_s, self._past(when))
@@ -123,7 +125,23 @@ class Pace:
         if asked is None:
             return None
         self._warn(schedule.overdue(now_s))
-        return asked if self.whole else None
+        if self.whole:
+            return asked
+        if not self._rest.torn:  # which was told
+            self._put_off(now_s)
+        return None
+
+    def _put_off(self, now_s: float) -> None:
+        """A checkpoint is due, and somebody is in the middle of something. Where that goes on, it is told once."""
+        if self._put_off_s is None:
+            self._put_off_s = now_s
+        elif now_s - self._put_off_s > OVERDUE_MIN_S:
+            self._put_off_s = math.inf
+            log.warning(
+                "%s has not been saved for %.3g s: at each safe point another task or thread was between a write and"
+                " its own safe point, or in `with agent.atomic():`; let all of them come to one now and then",
+                self._agent.name, OVERDUE_MIN_S,
+            )  # fmt: skip
 
     def ask(self, trigger: str) -> None:
         """Somebody else than the schedule wants a checkpoint: at the next safe point it is due."""
@@ -142,6 +160,8 @@ class Pace:
     def saved(self, cost_s: float) -> None:
         """A checkpoint was made, by whomever."""
         self._asked, self._counted = "", None
+        if self._put_off_s != math.inf:
+            self._put_off_s = None
         if self._schedule is not None:
             now_s = monotonic()
             self._warn(self._schedule.overdue(now_s))

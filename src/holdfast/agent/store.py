@@ -27,7 +27,7 @@ from holdfast.agent.checkpoint import Checkpoint, table
 from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
 from holdfast.agent.graph import Graph, find
 from holdfast.agent.names import check_name, check_new, check_text
-from holdfast.agent.when import DEFAULT, When, find_when
+from holdfast.agent.when import DEFAULT, When, find_when, folders_of
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
@@ -130,6 +130,7 @@ class Store:
         """Where it is: the directory, or the URL without its password."""
         self._key = place
         self._db = db
+        self._folders = folders_of(self.place, is_directory=not is_url(self.place))
         self._options = options
         self._readonly, self._durability, self._paranoid, self._inert = options
         self._batched = self._durability == "batched"
@@ -317,7 +318,7 @@ class Store:
         None: only when the program says so. Raises ``BadOption`` where the file is wrong, with its line.
         """
         self._check_open()
-        return find_when(self.place, agent, is_directory=not is_url(self.place))
+        return find_when(self._folders, agent)
 
     def _lease(
         self,

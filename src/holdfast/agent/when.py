@@ -8,7 +8,7 @@ each other, and every number is within its limits.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -210,13 +210,24 @@ FILE = "holdfast.toml"
 FILE_MAX_BYTES = 2**20
 
 
-def find_when(place: str, agent: str, *, is_directory: bool) -> When | None:
+def folders_of(place: str, *, is_directory: bool) -> list[Path]:
+    """Where the files of a store may be: in its directory, and in the project's, which is the one around it.
+
+    For a store on a server it is the one in which the program is now: it may go elsewhere later.
+    """
+    if is_directory:
+        return [Path(place), Path(place).parent]
+    try:
+        return [Path.cwd()]
+    except OSError:  # it was removed
+        return []
+
+
+def find_when(folders: Sequence[Path], agent: str) -> When | None:
     """The policy of an agent where its program gives none: of the store's file, or the project's, or the default.
 
-    The project is the directory that the store's is in; for a store on a server, the one that the program was started
-    in. If both files say something about the agent, they have to say the same.
+    If the files of two folders say something about the agent, they have to say the same.
     """
-    folders = [Path(place), Path(place).parent] if is_directory else [Path()]
     found = [(file, said[0]) for file in (folder / FILE for folder in folders) if (said := _said(file, agent))]
     for file, when in found[1:]:
         if when != found[0][1]:

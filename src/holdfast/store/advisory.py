@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 POLL_MAX_S = 0.25
 """How often a waiting opener asks the server whether a branch is free, after a while."""
 
+END_S = 0.5
+"""How long a program that ends waits for whoever is just asking the server about leases."""
+
 BEATS = 3
 """How often a lease is confirmed before it would run out."""
 
@@ -354,10 +357,18 @@ class AdvisoryLeases:
         self._closing, self._beating = threading.Event(), False
 
     def end_well(self) -> None:
-        with self._seat.lock:
+        """Nobody waits for the answer of a server at the end. It does what it is told before it frees the locks."""
+        self._closing.set()
+        if not self._seat.lock.acquire(timeout=END_S):
+            return
+        try:
             keys, link = ",".join(map(str, self._locked)), self._seat.link
-            if keys and link is not None:
-                self._ask(link, ("DELETE FROM lease WHERE key = ANY(string_to_array(?, ',')::bigint[])", (keys,)))
+            if keys and link is not None and link.fit:
+                sql = "DELETE FROM lease WHERE key = ANY(string_to_array(?, ',')::bigint[])"
+                with self._engine.explained("giving leases back"):
+                    link.tell(*self._engine.owner, (self._engine.translated(sql), (keys,)))
+        finally:
+            self._seat.lock.release()
 
     def close(self) -> None:
         self._closing.set()

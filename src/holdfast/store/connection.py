@@ -282,6 +282,16 @@ class Link:
         self.receive()
         return answers[-1]
 
+    def tell(self, *statements: Statement) -> None:
+        """Statements in one round whose answers nobody reads: nothing is asked on this connection any more."""
+        for sql, args in statements:
+            self.send(sql, args)
+        try:
+            self._pg.pipeline_sync()
+            self._pg.flush()
+        except psycopg.Error as error:
+            raise Said("", str(error)) from None
+
     def roll_back(self) -> None:
         """Out of a transaction that has failed; else the connection is not used again."""
         if not self.clean:
