@@ -83,7 +83,7 @@ def test_every_verb_takes_it_and_none_shows_its_password(cli, program, moved, ur
     told("agents", store=moved.replace("host=", "host=/nowhere"), code=6)
     told("agents", store=moved.replace(SECRET, f"{SECRET}@/b"), code=2)
     told("agents", store=moved.replace("postgresql://", "mysql://"), code=2)
-    for slip in (moved.replace("://", ":/"), moved.replace("postgresql://", "mysql:/")):
+    for slip in (moved.replace("://", ":/"), moved.replace("://", ":"), moved.replace("postgresql://", "mysql:/")):
         told("agents", store=slip, code=2)
         told("doctor", "--json", store=slip, code=2)
         told("push", slip, code=2)
@@ -92,7 +92,7 @@ def test_every_verb_takes_it_and_none_shows_its_password(cli, program, moved, ur
         told("agents", "extra", slip, code=2)
     assert not Path("postgresql:").exists()
     assert not Path("mysql:").exists()
-    told("import", file, store=moved.replace("?", "?schema=other&"), code=4)
+    told("import", file, store=moved.replace("?", "?schema=other&"))  # which makes it
     ended = program("doctor", "--json", store=moved)
     assert (ended.code, ended.json["store"]["filesystem"]) == (0, None)
     said.append(ended.out + ended.err)

@@ -350,5 +350,7 @@ def test_instructions_of_python_3_14_are_read_as_those_before():
 
 def test_a_version_whose_instructions_nobody_has_looked_at_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(deadlocks, "KNOWN", False)
-    with standing(lambda: time.sleep(1), locks=[]), open_dump(capture(to=tmp_path)) as dump:
+    held = threading.Lock()
+    held.acquire()
+    with standing(held.acquire, locks=[held]), open_dump(capture(to=tmp_path)) as dump:
         assert any("not known on Python" in text for text in dump.extras(kinds.LOCKS)["waiting"]["problems"])

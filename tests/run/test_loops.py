@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import holdfast
 from holdfast import errors
 from holdfast.run.order import watch
 from holdfast.run.resilience import Clock
+from holdfast.run.steps import Long, Work
 from tests.run.bench import Crash
 from tests.run.test_concurrency import made, nested_groups
 
@@ -32,6 +34,30 @@ async def beside_a_full_executor(use):
     after.set()
     assert await waiting  # before it gave up
     return found
+
+
+@pytest.mark.parametrize("kind", [Work, Long])
+def test_what_fails_after_its_caller_was_cancelled_is_no_error_that_nobody_has_heard(kind):
+    """As a connection to a server that is away: the loop printed it when the garbage was collected."""
+    goes_on, unheard = threading.Event(), []
+
+    def fails():
+        goes_on.wait(180)
+        raise errors.StoreFailed("away")
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, about: unheard.append(about["message"]))
+        caller = asyncio.ensure_future(kind(fails).later())
+        await asyncio.sleep(0)
+        caller.cancel()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        del caller
+        gc.collect()
+
+    asyncio.run(main())
+    assert not unheard
 
 
 def test_a_call_does_not_wait_for_the_threads_of_the_loop(opened):

@@ -257,6 +257,22 @@ def test_without_room_no_store_is_made_and_nothing_is_left(tmp_path):
         holdfast.open(place / "store").close()
 
 
+def test_agents_that_arrived_before_the_disk_was_full_are_told_and_another_push_brings_the_others(tmp_path, disk):
+    with holdfast.open(tmp_path / "source") as source, holdfast.open(tmp_path / "dest") as dest:
+        for name in "abc":
+            step(source.agent(name), 0)
+
+        def fills(_what, _done, _total):
+            disk.full = len(dest.agents()) == 2
+
+        with pytest.raises(DiskFull) as caught:
+            source.push(dest, progress=fills)
+        assert "2 of 3 agents arrived before that" in caught.value.message
+        assert "nothing was changed" not in caught.value.message
+        disk.full = False
+        assert [one.status for one in source.push(dest).agents] == ["unchanged", "unchanged", "new"]
+
+
 def test_what_was_accepted_on_a_full_disk_is_written_when_there_is_room(store_path, disk):
     """Also after closing was refused for it."""
     store = holdfast.open(store_path, durability="batched")

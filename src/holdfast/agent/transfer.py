@@ -45,6 +45,7 @@ from holdfast.errors import (
     ReadOnly,
     StoreBusy,
     StoreWentBack,
+    Unavailable,
 )
 from holdfast.store.catalog import Progress, View, listed, quietly, slices
 from holdfast.store.database import Contents
@@ -153,6 +154,11 @@ def transfer(
                 if failed is None or isinstance(error, (StoreBusy, StoreWentBack)):  # that is about all of them
                     raise
                 failed[row.name] = error
+            except Unavailable as error:
+                if came := sum(one.status != "unchanged" for one in moved.values()):
+                    there = f"{came} of {len(chosen)} agents arrived before that, and another attempt brings the others"
+                    error.message = f"{error.message.removesuffix('; nothing was changed')}; {there}"
+                raise
     left.sort()
     return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen if row.a in moved], left)
 

@@ -69,7 +69,7 @@ _VERBS = {
     },
 }  # fmt: skip
 # What was typed is repeated, but for what may be a password in a URL.
-_PASSWORD = re.compile(r":/\S*@")
+_PASSWORD = re.compile(r"(?:(?<=\bpostgres):|(?<=\bpostgresql):|:/)\S*@")
 _EVERYWHERE = Group("Everywhere", sort_key=9)
 
 

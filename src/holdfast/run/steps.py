@@ -50,6 +50,8 @@ class Request(ABC):
                     await asyncio.wait({doing})
                 except asyncio.CancelledError:
                     continue
+            if not doing.cancelled():
+                doing.exception()  # looked at: who waited for it is told that he was cancelled
             raise
 
     def elsewhere(self) -> Any:
