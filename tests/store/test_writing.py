@@ -22,6 +22,7 @@ from holdfast.agent.store import Store
 from holdfast.errors import StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
+from holdfast.store.engine import Unsure
 from holdfast.store.sqlite import _ASK, _FREE, FOLD_FRAMES
 from tests import warm
 from tests.limits import limits
@@ -505,6 +506,43 @@ def test_a_process_that_is_forked_while_somebody_sweeps_keeps_nobody_from_readin
             os.close(outer)
             os.close(inner)
             os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("behind", ["checkpoint", "record"])
+def test_what_was_handed_over_behind_a_commit_whose_answer_was_lost_is_written(store_path, monkeypatch, behind):
+    with holdfast.open(store_path, durability="batched") as store:
+        agent, queue, lost = store.agent("a", when=None), store._db.writers._all[0]._queue, threading.Event()
+
+        def step(number):  # one line for all, so that no node goes with any of them
+            agent.state["n"] = number
+            agent.checkpoint(str(number))
+
+        for number in range(3):
+            step(number)
+        store.flush()
+        real = store._db.engine.transaction
+
+        def without_an_answer(*args):
+            monkeypatch.undo()
+            real(*args)
+            lost.set()
+            while not queue:
+                time.sleep(0.001)
+            raise Unsure("the answer was lost")
+
+        monkeypatch.setattr(store._db.engine, "transaction", without_an_answer)
+        step(3)
+        assert lost.wait(60)
+        if behind == "checkpoint":
+            step(4)
+        else:
+            agent._writer.append([NewRecord(0, b"", b"0")], flush=False)
+        flushed = threading.Thread(target=store.flush, daemon=True)
+        flushed.start()
+        flushed.join(60)
+        assert not flushed.is_alive()
+        assert agent._writer.firm.records == (behind == "record")
+    assert labels(store_path) == ["0", "1", "2", "3", *["4"][: behind == "checkpoint"]]
 
 
 def test_what_the_thread_is_writing_is_not_run_into_by_a_commit_that_takes_records_along(store_path, monkeypatch):
