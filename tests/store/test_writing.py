@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -413,6 +414,25 @@ def test_commits_write_over_blocks_that_the_log_has(store_path, tags):
         while (store_path / "store.db-wal").stat().st_size < 2**21:
             assert time.monotonic() < end, "the log is only as long as what is in it"
             time.sleep(0.01)
+
+
+def test_nothing_is_put_behind_the_log_of_a_store_that_took_this_ones_place(store_path, tmp_path):
+    """Its writers do not know of our lock: zeros could come to lie on a commit of theirs."""
+    with holdfast.open(store_path) as store:
+        agent, log = store.agent("a", when=None), store_path / "store.db-wal"
+        agent.checkpoint("0")
+        store_path.rename(tmp_path / "elsewhere")
+        shutil.copytree(tmp_path / "elsewhere", store_path)
+        engine = store._db.engine
+        before = log.stat().st_size
+        engine._log_bytes, engine._frames = 0, FOLD_FRAMES // 2
+        engine._wanted.set()
+        while not engine._log_bytes or engine._folding.locked():  # it looks, then it is done
+            time.sleep(0.001)
+        after = log.stat().st_size
+        shutil.rmtree(store_path)
+        (tmp_path / "elsewhere").rename(store_path)
+    assert after == before
 
 
 def test_a_log_that_is_folded_during_a_commit_begins_anew(store_path):
