@@ -504,6 +504,27 @@ def test_a_signal_handler_that_saves_in_the_middle_of_a_commit_while_the_log_is_
         assert last == "close" or store.agent("a").head.label == "1"
 
 
+def test_an_agent_that_a_signal_handler_closes_in_the_middle_of_a_change_has_saved_what_was_accepted(store_path):
+    child = start(
+        "import signal\n"
+        "from holdfast.store import writer\n"
+        "writer.GATHER_S = 60.0\n"
+        "store = holdfast.open(path, durability='batched')\n"
+        "agent = store.agent('a', when=None)\n"
+        "agent.state['l'] = [1]\n"
+        "agent.checkpoint('accepted')\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (agent.close(), print('closed', flush=True), os._exit(0)))\n"
+        "agent._document.guard = lambda: signal.raise_signal(signal.SIGUSR1)\n"
+        "agent.state['l'].append(2)\n",
+        store_path,
+    )
+    try:
+        assert child.communicate(timeout=60)[0] == "closed\n"
+    finally:
+        child.kill()
+    assert labels(store_path) == ["accepted"]
+
+
 def test_a_process_that_is_forked_while_somebody_sweeps_keeps_nobody_from_reading(store_path):
     with holdfast.open(store_path) as store:
         store.agent("a").checkpoint("0")
