@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 import holdfast
-from holdfast.errors import BadName, BadOption, InDoubt, MaybeRepeated
+from holdfast.errors import BadName, BadOption, HoldfastError, InDoubt, MaybeRepeated
+from holdfast.run.callers import any_under_way
+from tests.agent.test_interrupts import interrupted
 from tests.lives import PATIENCE_S as HANG_S
 from tests.lives import die, dies
 
@@ -275,3 +278,18 @@ def test_a_task_records_while_the_agent_goes_back(again):
     for thread in threads:
         thread.join(60)
     assert (len(done), agent.state) == (2 * rounds, {})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_call_that_was_interrupted_before_it_was_made_is_not_under_way(store_path):
+    """Wherever that was: a process that seems to be making a call cannot be frozen."""
+    at, was_interrupted = 0, True
+    with holdfast.open(store_path) as store:
+        while was_interrupted:
+            at += 1
+            agent = store.agent(f"a{at}", when=None)
+            with suppress(HoldfastError), agent.task("turn"):
+                _, was_interrupted = interrupted(lambda: say("hello"), at)
+            assert not any_under_way(), at
+            agent.close()
+    assert at > 50

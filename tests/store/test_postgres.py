@@ -613,3 +613,34 @@ def test_what_others_do_to_a_branch_is_not_taken_for_a_loss(url):
         assert store.verify().ok
         with pytest.raises(errors.Fenced):
             agent.checkpoint()
+
+
+def test_a_head_of_before_that_goes_while_somebody_begins_to_read_is_not_taken_for_a_loss(url, opened):
+    """Whoever reads has to wait for who sweeps; meanwhile others move the branch, and let the checkpoint go."""
+    store = holdfast.open(url)
+    agent, sweeper, failed = store.agent("x"), opened(url), []
+
+    def step(number):  # the second one brings no node of its own, which would wait, too
+        agent.state["n"] = number
+        agent.checkpoint()
+        return agent._writer.firm.head
+
+    def read():
+        try:
+            with store._db.moment():
+                pass
+        except errors.HoldfastError as error:
+            failed.append(error)
+
+    before = step(0)
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with store, sweeper.sweeping() as alone:
+        assert alone
+        reader = threading.Thread(target=read)
+        reader.start()
+        while sweeper.run(waiting) != [(1,)]:
+            assert reader.is_alive()
+        step(1)
+        store._db.change(lambda change: change.delete("loose", "n", [before]))
+    reader.join()
+    assert not failed

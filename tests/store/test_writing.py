@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from holdfast.agent.store import Store
 from holdfast.errors import StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord, Objects
+from holdfast.store.engine import Unsure
 from holdfast.store.sqlite import _ASK, _FREE, FOLD_FRAMES
 from tests import warm
 from tests.limits import limits
@@ -431,6 +433,25 @@ def test_commits_write_over_blocks_that_the_log_has(store_path, tags):
             time.sleep(0.01)
 
 
+def test_nothing_is_put_behind_the_log_of_a_store_that_took_this_ones_place(store_path, tmp_path):
+    """Its writers do not know of our lock: zeros could come to lie on a commit of theirs."""
+    with holdfast.open(store_path) as store:
+        agent, log = store.agent("a", when=None), store_path / "store.db-wal"
+        agent.checkpoint("0")
+        store_path.rename(tmp_path / "elsewhere")
+        shutil.copytree(tmp_path / "elsewhere", store_path)
+        engine = store._db.engine
+        before = log.stat().st_size
+        engine._log_bytes, engine._frames = 0, FOLD_FRAMES // 2
+        engine._wanted.set()
+        while not engine._log_bytes or engine._folding.locked():  # it looks, then it is done
+            time.sleep(0.001)
+        after = log.stat().st_size
+        shutil.rmtree(store_path)
+        (tmp_path / "elsewhere").rename(store_path)
+    assert after == before
+
+
 def test_a_log_that_is_folded_during_a_commit_begins_anew(store_path):
     """Otherwise that commit lies behind what was folded, nobody folds it, and the log grows on and on."""
     with holdfast.open(store_path) as store:
@@ -498,6 +519,27 @@ def test_a_signal_handler_that_saves_in_the_middle_of_a_commit_while_the_log_is_
     with Store.opened(store_path, readonly=True) as store:
         assert store.agent("b").head.label == "1"
         assert last == "close" or store.agent("a").head.label == "1"
+
+
+def test_an_agent_that_a_signal_handler_closes_in_the_middle_of_a_change_has_saved_what_was_accepted(store_path):
+    child = start(
+        "import signal\n"
+        "from holdfast.store import writer\n"
+        "writer.GATHER_S = 60.0\n"
+        "store = holdfast.open(path, durability='batched')\n"
+        "agent = store.agent('a', when=None)\n"
+        "agent.state['l'] = [1]\n"
+        "agent.checkpoint('accepted')\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (agent.close(), print('closed', flush=True), os._exit(0)))\n"
+        "agent._document.guard = lambda: signal.raise_signal(signal.SIGUSR1)\n"
+        "agent.state['l'].append(2)\n",
+        store_path,
+    )
+    try:
+        assert child.communicate(timeout=60)[0] == "closed\n"
+    finally:
+        child.kill()
+    assert labels(store_path) == ["accepted"]
 
 
 def test_a_process_that_is_forked_while_somebody_sweeps_keeps_nobody_from_reading(store_path):
@@ -570,6 +612,43 @@ def test_closing_gives_free_pages_back_to_the_disk(store_path):
     assert (store_path / "store.db").stat().st_size < size + 10 * 4096
     with holdfast.open(store_path) as store:
         assert (store._db.engine.sizes()["free"], store.verify().ok) == (0, True)
+
+
+@pytest.mark.parametrize("behind", ["checkpoint", "record"])
+def test_what_was_handed_over_behind_a_commit_whose_answer_was_lost_is_written(store_path, monkeypatch, behind):
+    with holdfast.open(store_path, durability="batched") as store:
+        agent, queue, lost = store.agent("a", when=None), store._db.writers._all[0]._queue, threading.Event()
+
+        def step(number):  # one line for all, so that no node goes with any of them
+            agent.state["n"] = number
+            agent.checkpoint(str(number))
+
+        for number in range(3):
+            step(number)
+        store.flush()
+        real = store._db.engine.transaction
+
+        def without_an_answer(*args):
+            monkeypatch.undo()
+            real(*args)
+            lost.set()
+            while not queue:
+                time.sleep(0.001)
+            raise Unsure("the answer was lost")
+
+        monkeypatch.setattr(store._db.engine, "transaction", without_an_answer)
+        step(3)
+        assert lost.wait(60)
+        if behind == "checkpoint":
+            step(4)
+        else:
+            agent._writer.append([NewRecord(0, b"", b"0")], flush=False)
+        flushed = threading.Thread(target=store.flush, daemon=True)
+        flushed.start()
+        flushed.join(60)
+        assert not flushed.is_alive()
+        assert agent._writer.firm.records == (behind == "record")
+    assert labels(store_path) == ["0", "1", "2", "3", *["4"][: behind == "checkpoint"]]
 
 
 def test_what_the_thread_is_writing_is_not_run_into_by_a_commit_that_takes_records_along(store_path, monkeypatch):

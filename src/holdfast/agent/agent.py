@@ -621,16 +621,18 @@ class Agent:
                 watcher(self, False)
         writer = self._writer
         if self._lease is not None and self._lease.held:
-            if writer is not None and writer.lock._is_owned():  # type: ignore[attr-defined]
-                # By a signal handler, in the middle of a change on its way: waiting for it would never end.
-                self._let_go(self._lease, None)
+            locks: tuple[Any, ...] = (writer.lock, self._document.lock) if writer is not None else ()
+            if any(lock._is_owned() for lock in locks):
+                # By a signal handler, in the middle of a change, or of one on its way: that one is not waited for, or
+                # it would never end, but what was accepted before is.
+                self._let_go(self._lease, self._db.flush)
             else:
-                apart(lambda: self._let_go(self._lease, writer))
+                apart(lambda: self._let_go(self._lease, writer.settle if writer is not None else bool))
 
-    def _let_go(self, lease: Lease | None, writer: BranchWriter | None) -> None:
+    def _let_go(self, lease: Lease | None, settle: Callable[[], object]) -> None:
         try:
-            if not self._store.closed and writer is not None:
-                writer.settle()
+            if not self._store.closed:
+                settle()
         finally:
             if self._store._handles.get(self._branch.b) is self:
                 del self._store._handles[self._branch.b]

@@ -43,6 +43,10 @@ WHOLE = sys.maxsize
 """As many unsealed checkpoints as this: the next one makes the state whole in the store."""
 
 
+class _Unfounded(Refused):
+    """What a change stands on was not written, as far as was known then."""
+
+
 class Commits:
     """The way of one branch's changes to the disk. Threads may share it."""
 
@@ -210,7 +214,7 @@ class Commits:
             old = before
             if isinstance(old, Pending):
                 if old.job is None or old.job.error is not None or old.job.result is None:
-                    raise Refused("what it stands on was not written")
+                    raise _Unfounded("what it stands on was not written")
                 old = old.job.result
             change.put_objects(objects)
             if pending.also is not None:
@@ -310,21 +314,18 @@ class Commits:
                 self._written(first, first.job.result)
             elif isinstance(error, Unsure):
                 self._ask(first)
+            elif isinstance(error, _Unfounded):  # its answer was lost, and asked for since: it is there
+                self._begin_anew(error)
             elif (
                 isinstance(error, Refused)
                 and (first.sealed or first.relies or (first.chunks and first.chunks_tried < 3))
                 and self._stands(first)
             ):
-                for one in self._now.pending[1:]:
-                    if one.job is not None and not one.job.withdraw(error):
-                        one.job.join()
-                    one.job = None
-                if first.pack:
-                    self._db.packs.discard(first.pack)
                 # Nodes that it counts on are gone: it is written without. Or chunks are: then it brings them itself.
                 first.chunks_tried += not first.sealed
-                first.sealed, first.job, first.pack, first.whole = False, None, b"", True
+                first.sealed, first.whole = False, True
                 self._unsealed = WHOLE
+                self._begin_anew(error)
             else:
                 if isinstance(error, Refused) and first.document is not None and self._stands(first):
                     first.document.retell()
@@ -333,6 +334,15 @@ class Commits:
                         hint="Take the checkpoint again: it is written whole then.",
                     )
                 self._tell(self._drop(error or StoreClosed("the change was not written")), unless)
+
+    def _begin_anew(self, error: Refused) -> None:
+        """Let all that is pending be prepared again: the first of it was refused, and so is what stands on it."""
+        for one in self._now.pending:
+            if one.job is not None and not one.job.withdraw(error):
+                one.job.join()
+            if one.pack and one.packed is None:
+                self._db.packs.discard(one.pack)
+            one.job, one.pack = None, b""
 
     def _tell(self, dropped: tuple[Pending, ...], unless: Pending | None) -> None:
         if dropped and unless not in dropped:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 from holdfast.errors import Waiting
 from holdfast.run import records as rec
@@ -29,7 +30,15 @@ LEASE = "lease"
 
 Token = tuple[str, int]
 _under_way: dict[Token, Callable[[], bool]] = {}
-_asking: set[object] = set()
+
+
+class Question:
+    """Whether a call has been made already. Of whoever is interrupted before it is answered nothing stays."""
+
+    __slots__ = ("__weakref__",)
+
+
+_asking: WeakSet[Question] = WeakSet()
 
 
 class Caller(NamedTuple):
@@ -58,16 +67,17 @@ def end(token: Token, still: Callable[[], bool]) -> None:
         _under_way.pop(token, None)
 
 
-def ask() -> object:
+def ask() -> Question:
     """Somebody is about to find out whether a call has been made already, and makes it if not: until ``asked``."""
-    question = object()
+    question = Question()
     _asking.add(question)
     return question
 
 
-def asked(question: object) -> None:
+def asked(question: Question | None) -> None:
     """It is answered, or its intent is on record."""
-    _asking.discard(question)
+    if question is not None:
+        _asking.discard(question)
 
 
 def any_under_way() -> bool:

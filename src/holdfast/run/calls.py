@@ -272,7 +272,7 @@ class Live:
         data: bytes | None,
         path: str,
         before: Call | None,
-        question: object,
+        question: callers.Question | None,
     ) -> None:
         """``data``: the arguments, where they are encoded as they are recorded. ``question``: see ``callers.ask``."""
         self.lane, self.tool, self.args, self.kwargs = lane, tool, args, kwargs

@@ -285,21 +285,26 @@ class Postgres:
 
     def compare(self, link: Link) -> None:
         """Raise unless the server knows all that it has acknowledged to this process."""
-        if (known := self._known()) is not None:
-            self._check_known(link.ask(*self.owner, known))
+        if known := self._known():
+            self._check_known(known, link.ask(*self.owner, self._behind(known)))
 
-    def _known(self) -> Statement | None:
-        """What finds branches that stand behind what was acknowledged; None where nothing was yet.
+    def _known(self) -> dict[int, tuple[int, int]]:
+        with self._mutex:
+            return self._acknowledged.copy()
+
+    def _behind(self, known: Mapping[int, tuple[int, int]]) -> Statement:
+        """What finds branches that stand behind what was acknowledged.
 
         A branch's generation never falls; while it is ours, nobody takes the checkpoint at its head away.
         """
-        with self._mutex:
-            known = [(b, *standing) for b, standing in self._acknowledged.items()]
-        columns = [",".join(map(str, column)) for column in zip(*known, strict=True)]
-        return (self.translated(_BEHIND), columns) if known else None
+        generations, heads = zip(*known.values(), strict=True)
+        return self.translated(_BEHIND), [",".join(map(str, column)) for column in (known, generations, heads)]
 
-    def _check_known(self, behind: list[Row]) -> None:
-        if behind:
+    def _check_known(self, known: Mapping[int, tuple[int, int]], behind: list[Row]) -> None:
+        """Of a branch that has moved since it was ``known``, the checkpoint that was its head may be gone by right."""
+        with self._mutex:
+            lost = [b for (b,) in behind if self._acknowledged.get(b) == known[b]]
+        if lost:
             raise went_back(f"the server at {self.place}")
 
     @contextmanager
@@ -355,10 +360,10 @@ class Postgres:
             link.ask(("SELECT pg_advisory_lock_shared($1)", key))
             link.ask((_SNAPSHOT, ()), self._local, ("SELECT pg_advisory_xact_lock_shared($1)", key))
             unlock = ("SELECT pg_advisory_unlock_shared($1)", key)
-            if known is None:
-                link.ask(unlock)
+            if known:
+                self._check_known(known, link.ask(unlock, self._behind(known)))
             else:
-                self._check_known(link.ask(unlock, known))
+                link.ask(unlock)
             yield _Moment(self, link)
 
     @contextmanager

@@ -549,6 +549,8 @@ class Sqlite:
             zeros = bytes(EXTEND_BYTES)
             fd = os.open(self.layout.wal, os.O_WRONLY | os.O_CLOEXEC)
             try:
+                if _look(fd) != self._log:  # that of a store which was put there: its writers do not heed our lock
+                    raise _gone(self._log_path)
                 with self._between():  # a direct commit would take our own lock for that of somebody else
                     connection.execute("BEGIN IMMEDIATE")
                     try:
@@ -720,7 +722,7 @@ class Sqlite:
         return free > TRIM_PAGES
 
 
-def _look(path: str) -> tuple[int, int] | None:
+def _look(path: str | int) -> tuple[int, int] | None:
     """Which file is there. With stat only: opening and closing it would drop SQLite's locks on it."""
     try:
         found = os.stat(path)
