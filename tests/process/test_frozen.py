@@ -396,7 +396,9 @@ def test_an_agent_comes_back_with_its_store_and_what_it_did_since_is_undone(tmp_
         assert frozen.released_s > 0
         at = int(store.agent("clerk", readonly=True).at(f"id:{images_head(store, 'clerk')}").state["n"])
         later = clerk.passes(at + 3)
-        clerk.kill()
+        with clerk.at_rest():
+            later = clerk.count()
+            clerk.kill()
         store.close()
         # What undoes a booking is the program's.
         said = cli("thaw", "clerk", "--load", clerk.folder / "program.py", "--json", store=store_path, cwd=clerk.folder)
@@ -433,7 +435,8 @@ def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_pa
         store.freeze("clerk")
         at = int(store.agent("clerk", readonly=True).at(f"id:{images_head(store, 'clerk')}").state["n"])
         clerk.passes(at + 3)
-        clerk.kill()
+        with clerk.at_rest():
+            clerk.kill()
         booked = (clerk.folder / "booked").read_text()
         with pytest.raises(RollbackBlocked):
             store.thaw("clerk")
@@ -451,11 +454,12 @@ def test_what_a_thaw_leaves_standing_is_not_done_again(tmp_path, store, store_pa
                 return
             last = len(booked.split("\n")) - 1
             clerk.passes(last + 1)
-            for entry in Path("/proc").glob("[0-9]*/cwd"):
-                with suppress(OSError):
-                    if entry.readlink() == clerk.folder:
-                        os.kill(int(entry.parts[2]), signal.SIGKILL)
-                        ended(entry.parts[2])
+            with clerk.at_rest():
+                for entry in Path("/proc").glob("[0-9]*/cwd"):
+                    with suppress(OSError):
+                        if entry.readlink() == clerk.folder:
+                            os.kill(int(entry.parts[2]), signal.SIGKILL)
+                            ended(entry.parts[2])
             booked = (clerk.folder / "booked").read_text()
             lines = booked.split("\n")[:-1]
             assert len(lines) == len(set(lines)), "nothing is booked twice"
@@ -494,7 +498,8 @@ def gone_on(tmp_path, store_path):
             head = images_head(store, "clerk")
             at = store.agent("clerk", readonly=True).at(f"id:{head}").state["n"]
         clerk.passes(at + 3)
-        clerk.kill()
+        with clerk.at_rest():
+            clerk.kill()
         yield clerk, at, head
 
 

@@ -11,6 +11,7 @@ folder.
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import platform
 import shutil
@@ -29,6 +30,7 @@ from blake3 import blake3
 
 from holdfast.errors import BadOption, NotAnImage, NotFrozen, Unavailable
 from holdfast.process import criu
+from holdfast.store.files import fsync_directory
 from holdfast.store.processes import MARK, boot, machine
 from holdfast.store.witness import state_folder
 
@@ -263,6 +265,31 @@ def lives(one: Any) -> bool:
     with suppress(OSError, ValueError, TypeError, IndexError):
         return bool(one[2] == boot() and began(one[0]) == one[1])
     return False
+
+
+def note_down(note: Path, about: Mapping[str, Any]) -> None:
+    """Write down what nobody would know of if this process was killed now. ``by`` is who is at it."""
+    note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = note.with_suffix(".new")
+    with fresh.open("w") as file:
+        json.dump(about, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(note)
+    fsync_directory(note.parent)
+
+
+def new_note(kind: str) -> Path:
+    return state_folder() / kind / f"{os.getpid()}-{os.urandom(6).hex()}.json"
+
+
+def notes(kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """What processes of this user have written down that are not at it any more."""
+    for note in sorted((state_folder() / kind).glob("*.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            about = json.loads(note.read_text())
+            if not lives(about["by"]):
+                yield note, about
 
 
 def ports(pids: Iterable[int]) -> list[tuple[str, str, int]]:

@@ -28,7 +28,6 @@ from holdfast.process import cooperation, criu, image
 from holdfast.process.image import began
 from holdfast.process.images import Frozen, freeze_process, name_of, writer_of
 from holdfast.store.processes import boot
-from holdfast.store.witness import state_folder
 
 THAW_S = 300.0
 """How long the other side gets."""
@@ -37,6 +36,7 @@ SELF_S = 600.0
 """How long a process that freezes itself waits for its image."""
 
 POLL_S = 0.005
+_NOTES = "moves"
 
 SIGNALS = 128
 """From here on a code says that something was killed, or, as ssh's 255, that the line broke."""
@@ -102,10 +102,6 @@ class LeftStopped(NamedTuple):
     dest: str
 
 
-def _notes() -> Path:
-    return state_folder() / "moves"
-
-
 @contextmanager
 def _noted(pid: int, dest: str) -> Iterator[None]:
     """Inside, it is noted that a process is stopped for this. The note stays where nobody knows what came of it."""
@@ -114,13 +110,12 @@ def _noted(pid: int, dest: str) -> Iterator[None]:
         about = {"by": image.who(), "process": [pid, began(pid), boot()], "program": command[:200], "dest": dest}
     except OSError as error:
         raise NotFrozen(f"there is no process {pid}: {error.strerror}", pid=pid, hint="See `ps`.") from error
-    _notes().mkdir(parents=True, exist_ok=True, mode=0o700)
-    note = _notes() / f"{os.getpid()}-{os.urandom(6).hex()}.json"
-    _write(note, about)
+    note = image.new_note(_NOTES)
+    image.note_down(note, about)
     try:
         yield
     except _Unknown as error:
-        _write(note, {**about, "by": None})
+        image.note_down(note, {**about, "by": None})
         raise NotThawed(
             f"whether the process lives there is not known: {error}; the original stays stopped",
             hint=f"Look there. If it does not, `kill -CONT {pid}` lets the original go on; if it does, end this one:"
@@ -132,24 +127,15 @@ def _noted(pid: int, dest: str) -> Iterator[None]:
     note.unlink(missing_ok=True)
 
 
-def _write(note: Path, about: dict[str, Any]) -> None:
-    fresh = note.with_suffix(".new")
-    fresh.write_text(json.dumps(about))
-    fresh.rename(note)
-
-
 def left_stopped() -> list[LeftStopped]:
     """Processes that stand still because a move of this user was killed. Nobody can know here whether they live there.
 
     So it is a person who says that one goes on, or ends.
     """
     found = []
-    for note in sorted(_notes().glob("*.json")):
-        with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-            about = json.loads(note.read_text())
+    for note, about in image.notes(_NOTES):
+        with suppress(OSError, LookupError, TypeError):
             pid = about["process"][0]
-            if image.lives(about["by"]):
-                continue  # it is at it
             if not image.lives(about["process"]):
                 note.unlink()
             elif Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":

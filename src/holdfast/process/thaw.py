@@ -34,7 +34,9 @@ from holdfast.process.image import (
     SavedFile,
     beside,
     is_running,
-    lives,
+    new_note,
+    note_down,
+    notes,
     who,
     writers,
 )
@@ -46,6 +48,7 @@ PID_WAIT_S = 8.0
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ASIDE = ".holdfast-displaced-"
+_NOTES = "thaws"
 
 
 class Thawed(NamedTuple):
@@ -261,7 +264,9 @@ def _files_put(folder: Path, description: Description) -> Iterator[list[tuple[st
         for path in [*(one.path for one in putting), *going]
     ]
     _check_written([path for path, _, there in moving if there])
-    note = _noted(description, moving) if moving else None
+    note = new_note(_NOTES) if moving else None
+    if note is not None:
+        note_down(note, {"by": who(), "image": msgspec.to_builtins(description), "files": moving})
     try:
         for one, (_, aside, _) in zip(putting, moving, strict=False):
             Path(one.path).parent.mkdir(parents=True, exist_ok=True)
@@ -313,24 +318,6 @@ def _settle(moving: Iterable[Moving], *, back: bool) -> None:
                 os.unlink(path)
 
 
-def _noted(description: Description, moving: list[Moving]) -> Path:
-    notes = state_folder() / "thaws"
-    notes.mkdir(parents=True, exist_ok=True, mode=0o700)
-    note = notes / f"{os.getpid()}-{os.urandom(6).hex()}.json"
-    about = {
-        "by": who(),
-        "image": msgspec.to_builtins(description),
-        "files": moving,
-    }
-    with note.with_suffix(".new").open("w") as file:
-        json.dump(about, file)
-        file.flush()
-        os.fsync(file.fileno())
-    note.with_suffix(".new").rename(note)
-    fsync_directory(notes)
-    return note
-
-
 def _forget(note: Path | None) -> None:
     if note is not None:
         note.unlink(missing_ok=True)
@@ -352,11 +339,8 @@ def unfinished() -> list[str]:
 
 def _left() -> Iterator[tuple[Path, Description, list[Moving]]]:
     """What thaws have noted that were killed."""
-    for note in sorted((state_folder() / "thaws").glob("*.json")):
-        with suppress(OSError, ValueError, KeyError, msgspec.MsgspecError):
-            about = json.loads(note.read_text())
-            if lives(about["by"]):
-                continue  # it is at it
+    for note, about in notes(_NOTES):
+        with suppress(ValueError, LookupError, msgspec.MsgspecError):
             files = [(str(path), str(aside), bool(there)) for path, aside, there in about["files"]]
             yield note, msgspec.convert(about["image"], Description), files
 
