@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.errors import HoldfastError, NothingToUndo
+from holdfast.errors import AgentBusy, HoldfastError, NothingToUndo
 from holdfast.process import criu
 from holdfast.process.trees import content_digest
 from tests.faults.campaign import ROOT, Skip, Task, campaign, memory, quiet
@@ -244,7 +244,7 @@ def _words(troupe: Troupe, opening: float | None, life_s: float, job: dict[str, 
 
 
 def _prepared(folder: Path, _ledger: Ledger) -> None:
-    """Three checkpoints, and files that are in none."""
+    """Three checkpoints."""
     repo = folder / "repo"
     repo.mkdir()
     with holdfast.open(folder / "store") as store:
@@ -295,7 +295,36 @@ def _check(what: str) -> Callable[[Path, Ledger], None]:
     return check
 
 
+def _edited(folder: Path, ledger: Ledger) -> None:
+    """And files that are in none."""
+    _prepared(folder, ledger)
+    edit(folder / "repo", 5)
+
+
+def _check_kept(folder: Path, _ledger: Ledger) -> None:
+    """What was in no checkpoint is where it was, or all of it in one."""
+    repo = folder / "repo"
+    with holdfast.open(folder / "store") as store:
+        agent = store.agent("coder", workspace=repo, when=None)
+        number, there = agent.state["n"], tree(repo)
+        if number not in {4, 1} or dict(agent.state) != state_of(number):
+            raise Broken(f"it is of {number}")
+        if there != files_of(1 if number == 1 else 5):
+            raise Broken(f"the directory is a mixture, or another one; the state is of {number}")
+        kept = [one for one in agent.log(all=True) if one.label.startswith("before rollback")]
+        if number == 1 and not kept:
+            raise Broken("nothing has what was in no checkpoint")
+        for one in kept:
+            out = agent.export_workspace(one, folder / one.id)
+            if tree(out) != files_of(5) or dict(one.state) != state_of(4):
+                raise Broken(f"{one.label} is a mixture")
+        report = store.verify()
+        if not report.ok:
+            raise Broken(str(report))
+
+
 ACTS = {what: Life(f"layers {what}", _act(what), _prepared, _check(what)) for what in _ALLOWED}
+ACTS["go back over edits"] = Life("layers go back over edits", _act("go back"), _edited, _check_kept)
 
 
 def _calls(task: Task, count: int) -> None:
@@ -304,7 +333,7 @@ def _calls(task: Task, count: int) -> None:
     with stage() as place:
         traceable: dict[tuple[str, str], int] = {}
         with suppress(Skip):
-            for what, life in [*ACTS.items()][: 3 if count > 20 else 1]:
+            for what, life in [*ACTS.items()][: len(ACTS) if count > 20 else 1]:
                 traceable |= {(what, name): times for name, times in _syscalls(place, life).items()}
         points: list[tuple[str, str, int]] = [(what, "", at) for what in ACTS for at in range(1, 70)]
         points += [(what, name, at) for (what, name), times in traceable.items() for at in range(1, times + 1)]
@@ -333,13 +362,15 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 import holdfast
-from tests.faults.layers import edit, state_of
+from tests.faults.layers import edit, files_of, state_of, tree
 
 holdfast.freezable()
 store = holdfast.open(sys.argv[1])
 agent = store.agent("coder", workspace=sys.argv[2], when=None)
 number = agent.state.get("n", 0)
 while True:
+    if number and (dict(agent.state) != state_of(number) or tree(Path(sys.argv[2])) != files_of(number)):
+        Path("mixture").write_text(f"memory is of {number}, state of {agent.state.get('n')}, or files are not")
     number += 1
     with agent.atomic():
         edit(Path(sys.argv[2]), number)
@@ -392,12 +423,18 @@ def _struck(
             with suppress(OSError):
                 if entry.readlink() == program.folder:
                     os.kill(int(entry.parts[2]), signal.SIGKILL)
+        with holdfast.open(path, readonly=True) as store:
+            before = store.agent("coder", readonly=True).head.id, tree(repo)
         _cli(path, environment, chance.uniform(0.1, FREEZE_S), "thaw", "coder")
+        if chance.random() < 0.5:
+            _opened(path, repo, *before)
         done = _cli(path, environment, None, "thaw", "coder")
         if done.returncode and "still runs" not in done.stderr:
             raise Broken(f"it cannot be brought back: {done.stderr}")
         (program.folder / "count").unlink(missing_ok=True)
         until(program.count)
+    if (program.folder / "mixture").exists():
+        raise Broken((program.folder / "mixture").read_text())
     with holdfast.open(path, readonly=True) as store:
         report = store.verify()
         if not report.ok:
@@ -407,6 +444,20 @@ def _struck(
             if not one.has_files:
                 raise Broken(f"{one.label} has no files")
             number_of(agent if one.label.startswith("of") else images, one)
+
+
+def _opened(path: Path, repo: Path, head: str, before: Tree) -> None:
+    """Whoever opens what a killed thaw has left finds all as it was, or state and files of one moment.
+
+    Unless the process is back. ``before``: what the killed program had left of its edits.
+    """
+    with suppress(AgentBusy), holdfast.open(path) as store:
+        agent = store.agent("coder", workspace=repo, when=None)
+        moved = agent.head.id != head and agent.head.label.startswith(OURS)
+        number = number_of(agent, agent.head) if moved else agent.state["n"]
+        wanted = files_of(number) if moved else before
+        if dict(agent.state) != state_of(number) or tree(repo) != wanted:
+            raise Broken(f"after a killed thaw: state of {agent.state['n']}, moved: {moved}, and files are not")
 
 
 def _cli(

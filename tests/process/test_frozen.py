@@ -945,7 +945,8 @@ def test_an_interrupt_during_an_image_ends_neither_the_program_nor_who_looks_aft
     assert running.wait(60) == 5
 
 
-def test_of_two_thaws_at_once_one_brings_it_back_and_the_other_changes_nothing(tmp_path, store_path, criu):
+@pytest.mark.parametrize("first_is", ["lives", "is killed"])
+def test_of_two_thaws_at_once_one_brings_it_back_and_the_other_changes_nothing(tmp_path, store_path, criu, first_is):
     go = tmp_path / "go"
     waits = f"touch '{tmp_path}/restoring'; until [ -e '{go}' ]; do sleep 0.02; done"
     words = [sys.executable, "-m", "holdfast", "--store", str(store_path), "thaw", "program"]
@@ -957,10 +958,12 @@ def test_of_two_thaws_at_once_one_brings_it_back_and_the_other_changes_nothing(t
         (one.folder / "log").write_text("what somebody wrote later")
         first = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=criu_that(tmp_path, criu, waits))
         until(lambda: (tmp_path / "restoring").exists() or None)
+        if first_is == "is killed":  # CRIU goes on
+            first.kill()
         second = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until(lambda: any(f"-> FLOCK  ADVISORY  WRITE {second.pid} " in line for line in locks()) or None)
         go.touch()
-        assert first.wait(60) == 0
+        assert first.wait(60) == (0 if first_is == "lives" else -signal.SIGKILL)
         assert "the process still runs" in second.communicate(timeout=60)[1]
         one.passes(at)
         assert os.path.samefile(f"/proc/{one.pid}/fd/3", one.folder / "log"), "it writes where others look"

@@ -248,13 +248,15 @@ def restore(
     *,
     inherit: Mapping[str, int] | None = None,
     within: Sequence[str] = (),
+    lock: int | None = None,
     own_session: bool = True,
     memory_bytes: int,
 ) -> int:
     """Bring a saved process back, and say by which number this process can see it. It runs when this returns.
 
     ``inherit`` names what it had open to others, and what stands there now. ``within`` is put before the command: it
-    makes namespaces, in which CRIU then stays as the first process. Raises ``NotThawed``.
+    makes namespaces, in which CRIU then stays as the first process. Where it ends instead, it has ``lock`` until then.
+    Raises ``NotThawed``.
     """
     resumed = work / "resumed"
     resumed.unlink(missing_ok=True)
@@ -268,7 +270,7 @@ def restore(
         *(word for name, fd in (inherit or {}).items() for word in ("--inherit-fd", f"fd[{fd}]:{name}")),
     ]  # fmt: skip
     deadline = time.monotonic() + TIMEOUT_S + memory_bytes / BYTES_PER_S
-    fds = sorted(set((inherit or {}).values()))
+    fds = {*(inherit or {}).values(), *([] if within or lock is None else [lock])}
     criu = _started(words, fds=fds, own_session=own_session, said=work / "said")
     code: int | None = None
     while code is None and time.monotonic() < deadline:

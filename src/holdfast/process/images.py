@@ -155,8 +155,8 @@ def freeze_process(
             saved = save(store, name, taken.folder, taken.description)
         except BaseException:
             if ended:
-                with thaw.alone():
-                    thaw.bring_back(taken.folder, taken.description)
+                with thaw.alone() as lock:
+                    thaw.bring_back(taken.folder, taken.description, lock)
             elif then != "go on":
                 image.go_on(pid)
             raise
@@ -334,7 +334,7 @@ def thaw_process(
     description = stored.description
     if attached is None:
         attached = description.terminal
-    with stored.exported(trust=trust) as folder, nullcontext() if isolated else thaw.alone():
+    with stored.exported(trust=trust) as folder, nullcontext() if isolated else thaw.alone() as lock:
         if isolated and description.agents:
             raise NotThawed(
                 "the process writes a Holdfast store, and a copy of it would go on writing its own copy of that",
@@ -352,7 +352,7 @@ def thaw_process(
             if description.handshake:
                 cooperation.thawing(Path(description.handshake), description.uid)
             try:
-                thawed = thaw.bring_back(folder, description, isolated=isolated, attached=attached, moved=moved)
+                thawed = thaw.bring_back(folder, description, lock, isolated=isolated, attached=attached, moved=moved)
             except BaseException:
                 if description.handshake:  # nobody is there to hear it
                     shutil.rmtree(description.handshake, ignore_errors=True)

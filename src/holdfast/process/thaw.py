@@ -70,13 +70,20 @@ class Thawed(NamedTuple):
 
 
 def bring_back(
-    folder: Path, description: Description, *, isolated: bool = False, attached: bool = False, moved: bool = False
+    folder: Path,
+    description: Description,
+    lock: int | None,
+    *,
+    isolated: bool = False,
+    attached: bool = False,
+    moved: bool = False,
 ) -> Thawed:
     """Let the process of the image in ``folder`` go on from where it was saved.
 
     ``isolated`` leaves everything else as it is: the process gets copies of all files, numbers of its own and no
-    network. ``attached`` connects its terminal, or its pipes to others, with those of this process. ``moved``: the
-    original is stopped somewhere, and this is its place from now on.
+    network. ``lock`` is that of ``alone``, in which any other is brought back. ``attached`` connects its terminal, or
+    its pipes to others, with those of this process. ``moved``: the original is stopped somewhere, and this is its place
+    from now on.
     """
     begun = time.monotonic()
     found = criu.needed(NotThawed)
@@ -96,20 +103,32 @@ def bring_back(
         within = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"] if apart else []
         if attached:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        pid = criu.restore(found.program, folder / IMAGES, work, options, inherit=inherit, within=within, **call)  # type: ignore[arg-type]
+        pid = criu.restore(
+            found.program,
+            folder / IMAGES,
+            work,
+            options,
+            inherit=inherit,
+            within=within,
+            lock=lock,
+            **call,  # type: ignore[arg-type]
+        )
     notes = [f"Its number {description.pid} was taken: it lives in process numbers of its own."] if apart else []
     notes += [f"{path} had changed since; what was there is now {aside}" for path, aside in displaced]
     return Thawed(pid, apart, False, time.monotonic() - begun, notes, description.terminal)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Inside, no other thaw of this user is at it: of two, the one that fails would put the other's files back."""
+def alone() -> Iterator[int]:
+    """Inside, no other thaw of this user is at it: of two, the one that fails would put the other's files back.
+
+    Yields what holds it. CRIU has that, too: should we be killed, it goes on, and nobody else begins before it is done.
+    """
     state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(state_folder() / "thaw-lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock
     finally:
         os.close(lock)
 
