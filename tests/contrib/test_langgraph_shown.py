@@ -71,3 +71,12 @@ def test_a_rollback_shows_what_it_takes_back_without_the_record(shown):
     assert "__langgraph__" not in out
     assert "__langgraph__" in shown("rollback", "t", "--to", "~1", "--dry-run", "--bookkeeping")
     assert len(json.loads(shown("rollback", "t", "--to", "~1", "--dry-run", "--json"))["changes"]) == 1
+
+
+def test_no_line_of_the_framework_is_named_as_what_saved(store_path):
+    builder = StateGraph(State).add_node("answer", lambda state: {"answered": state["asked"]}).add_edge(START, "answer")
+    with HoldfastSaver(store_path) as saver:
+        graph = builder.compile(checkpointer=saver)
+        graph.invoke({"asked": "why"}, config("t"))
+        agent = saver.store.agent("t", readonly=True)
+        assert {agent.blame(place).cause.caller for place in ("asked", "answered")} == {""}

@@ -68,6 +68,11 @@ _ours: set[str] = set()
 """Files of this package, as far as they were met on the way to a caller, and of what stands between."""
 
 
+_BETWEEN = ("holdfast.", "contextlib", "langgraph.")
+_BENEATH = ("cyclopts.", "threading", "concurrent.", "asyncio.")
+"""What calls our own commands, and what a framework saves from: no line of the program leads there."""
+
+
 def caller() -> FrameType | None:
     """The frame of the program that asked for this, outside of this package."""
     frame: FrameType | None = sys._getframe(2)
@@ -75,8 +80,8 @@ def caller() -> FrameType | None:
         file = frame.f_code.co_filename
         if file not in _ours:
             name = frame.f_globals.get("__name__", "")
-            if not (name == "holdfast" or name.startswith(("holdfast.", "contextlib"))):
-                return None if name.startswith("cyclopts.") else frame  # that is what calls our own commands
+            if not (name == "holdfast" or name.startswith(_BETWEEN)):
+                return None if name.startswith(_BENEATH) else frame
             _ours.add(file)
         frame = frame.f_back
     return None

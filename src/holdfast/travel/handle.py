@@ -180,7 +180,7 @@ class Agent(Questions, below.Agent):
             error.hint = f"It went back {times} times in a row. Look at error.plan, then error.plan.apply()."
             raise error
         self._sent_back = head.id, times + 1
-        log.warning("%s; it goes back to %s", error.message.removesuffix(UNSAVED), head.label or head.short_id)
+        log.warning("%s; it is to go back to %s", error.message.removesuffix(UNSAVED), head.label or head.short_id)
         yield from self._send_back(rule.name, error, None, head, INVARIANT_FAILED)
         return head
 
