@@ -371,13 +371,14 @@ class Commits:
             pending.document.written(pending.captured, sealed=pending.sealed)
         if pending.manifest is not None:
             self._metadata = pending.manifest.metadata
-        pending.done, pending.tried = branch, None  # tried with itself, it would be a cycle: memory for long
+        pending.done = branch
         if pending.captured is not None:
             ended_s = pending.job.ended_s if pending.job is not None else time.monotonic()
             self._durable_us = max(1, round((ended_s - pending.began_s) * 1e6))
         now = self._now
         rest = now.pending[1:]
         self._now = Now(branch, rest, now.onto, pending.opened)
+        pending.tried = None  # not before; with itself it would be a cycle, and all that it holds memory for long
         if pending.captured is not None:
             self._store._made(branch, sealed=pending.sealed)
 
