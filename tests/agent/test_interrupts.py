@@ -6,7 +6,7 @@ import gc
 import random
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 
 import pytest
@@ -108,6 +108,22 @@ CALLS = {
     "rollback": lambda agent: agent.rollback("0"),
 }
 SAVING = ("checkpoint", "sealed", "bulk", "flush")
+
+
+@pytest.mark.parametrize("durability", ["commit", "batched"])
+def test_one_interrupt_anywhere_in_a_checkpoint_leaves_its_handle_usable(durability):
+    with memory() as folder, Store.opened(folder / "store", durability=durability) as store:
+        whole = begun(store, "whole")
+        points, _ = interrupted(lambda: whole.checkpoint("mid"), 0)
+        for at in range(1, points + 1):
+            with closing(begun(store, str(at))) as agent:
+                interrupted(lambda agent=agent: agent.checkpoint("mid"), at)
+                agent.state["log"].append("more")
+                elsewhere(lambda agent=agent: agent.checkpoint("after"))
+                elsewhere(agent.flush)
+                assert (agent.head.label, agent.dirty) == ("after", False), at
+                assert [one.label for one in agent.log()] in (["after", "mid", "1", "0"], ["after", "1", "0"])
+        assert store.verify().ok
 
 
 @unsaved

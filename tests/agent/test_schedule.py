@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.agent.schedule import GAPS_MAX, OVERDUE_MIN_S, SHARE, TRIGGERS, Past, Schedule
@@ -82,6 +82,7 @@ def test_after_a_checkpoint_nothing_is_due_until_something_has_gone_on(when, pas
 
 
 @given(whens, pasts, spans)
+@example(When(adaptive=True), Past(failures=1, seconds=300_065.0, age_s=300_065.0), 25.0)
 def test_what_is_due_stays_due_until_it_is_done(when, past, forward_s):
     schedule = Schedule(when, 0.0, past)
     asked = schedule.step(forward_s, still, idle)

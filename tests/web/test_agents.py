@@ -77,6 +77,8 @@ def test_each_agent_has_the_status_that_it_is_in(fleet):
     assert found["open"]["writer"]["pid"] == os.getpid()
     assert found["failed"]["runs"] == {"failed": 1}
     assert found["waiting"]["run"]["signal"] == "go"
+    while found["idle"]["size_bytes"] is None:  # a busy machine does not get through all of them at once
+        found = {one["name"]: one for one in ask(agents, fleet)["agents"]}
     assert found["idle"]["size_bytes"] > 0
 
 

@@ -126,7 +126,7 @@ class Schedule:
     """
 
     __slots__ = (
-        "_cost_s", "_every_steps", "_failed_at_s", "_failures", "_floor_s", "_late_s", "_offset_s",
+        "_asked", "_cost_s", "_every_steps", "_failed_at_s", "_failures", "_floor_s", "_late_s", "_offset_s",
         "_overdue_s", "_overdue_told", "_passed_s", "_saved_at_s", "_seen_at_s", "_steps", "_when", "earliest_s",
         "interval_s",
     )  # fmt: skip
@@ -140,7 +140,7 @@ class Schedule:
         self._failed_at_s = -max(0.0, _finite(past.age_s))
         self._steps = 0
         self._floor_s = self._late_s = 0.0
-        self._overdue_told = False
+        self._overdue_told = self._asked = False
         self._failures = Failures(past)
         self._cost_s = max(_finite(past.cost_s), COST_MIN_S) if past.cost_s is not None else None
         self._choose(self.cost_s)
@@ -183,7 +183,7 @@ class Schedule:
             return TIME
         if not when.adaptive or since_s < when.min_s:
             return None
-        if since_s >= when.max_s:
+        if self._asked or since_s >= when.max_s:
             return ADAPTIVE
         if since_s < self._floor_s:
             return None
@@ -196,6 +196,7 @@ class Schedule:
             waiting = min(max(load(), 1.0), LOAD_MAX)
             if waiting > 1.0 and since_s * next_s < self.interval_s**2 * waiting:
                 return None
+        self._asked = True  # and so it stays: the next step may be nearer than this one seemed to say
         return ADAPTIVE
 
     # -- what happened ----------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class Schedule:
 
     def _settle(self, cost_s: float) -> None:
         self._saved_at_s = self._seen_at_s = self._passed_s
-        self._steps = 0
+        self._steps, self._asked = 0, False
         self._choose(cost_s)
 
     # -- what is known ----------------------------------------------------------------------------------

@@ -132,8 +132,10 @@ def reading_error(error: Exception, doing: str) -> HoldfastError:
         return Damaged(f"{doing}: the database is damaged ({error})", what=("store.db",), hint=HINT)
     if isinstance(error, apsw.FullError):
         return DiskFull(f"{doing}: no room on the disk; nothing was changed", hint="Free some room, then try again.")
-    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
-        return StoreBusy(f"{doing}: the database stayed locked ({error})")
+    # A protocol error: whoever writes was stopped just as he told the others where the log ends.
+    if isinstance(error, (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)):
+        hint = "Look for a stopped or hanging process that has this store open, then try again."
+        return StoreBusy(f"{doing}: the database stayed locked ({error})", hint=hint)
     return StoreFailed(f"{doing}: {error}")
 
 
@@ -399,7 +401,7 @@ class Sqlite:
             self.check_place()
             try:
                 self._direct_execute(self._batch(tuple(statements)), tuple(chain.from_iterable(args)))
-            except (apsw.ConstraintError, apsw.BusyError):
+            except (apsw.ConstraintError, apsw.BusyError, apsw.ProtocolError):
                 self._not_before = time.monotonic() + DIRECT_TRIES_S
                 return False  # the writer finds out which comparison does not hold
             except apsw.Error as error:
