@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -16,10 +17,13 @@ from tests.lives import dies
 HOLD_OPEN = "import sys, holdfast\nholdfast.open(sys.argv[1], inert=True)\nprint('ready', flush=True)\ninput()\n"
 
 
+NAP_S = 1.0  # longer than it takes to put the run off, on a busy machine too
+
+
 @holdfast.durable
 def naps(agent):
     agent.state["slept"] = False
-    agent.sleep(seconds=0.01)
+    agent.sleep(seconds=NAP_S)
     agent.state["slept"] = True
 
 
@@ -131,6 +135,7 @@ def test_a_move_that_was_killed_before_it_carried_the_open_runs_is_finished_by_d
             store.move(other)
 
     assert dies(killed, 1, (move, "_carry_open"))
+    time.sleep(NAP_S)
     refused = cli("move", str(tmp_path / "other"), store=here)
     assert (refused.code, f"was moved to {dest}" in refused.err) == (2, True)
     assert not (tmp_path / "other").exists()
