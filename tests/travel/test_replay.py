@@ -202,6 +202,23 @@ def test_what_was_under_way_when_a_run_ended_keeps_nobody_from_its_end(store, tm
         assert "ends" in one.difference.actual, (one.agent, one)
 
 
+def test_where_a_fix_waits_for_a_call_that_nobody_answered_nobody_can_say_that_it_is_one(store, tmp_path):
+    program, other = tmp_path / "left.py", tmp_path / "other" / "left.py"
+    program.write_text(LEFT)
+    other.parent.mkdir()
+    other.write_text(LEFT.replace('raise ValueError("ENDS")', "return n"))
+    with loaded(program) as left:
+        agent = store.agent("gathered")
+        with suppress(ValueError):
+            asyncio.run(agent.arun(left.gathered, "buy"))
+        agent.checkpoint("what its tasks did after it")
+    found = store.validate("gathered", program=str(program), code=str(other.parent))
+    assert found.before.status == "failed"
+    assert found.problems == ["nobody can say: it is recorded up to ~1/0: buy(n=2, seconds=30)"]
+    again = store.replay("gathered", program=str(program), code=str(other.parent))
+    assert again.difference.actual == "it waits for buy(n=2, seconds=30), which nobody answered"
+
+
 def test_where_the_ways_part_in_a_task_for_which_nobody_waits_the_replay_ends(store, tmp_path):
     program, other = tmp_path / "left.py", tmp_path / "other" / "left.py"
     program.write_text(LEFT)

@@ -316,6 +316,8 @@ class Replaying(Run):
         if call is None and self.recording.end is None and not self.replaying and self.found.difference is None:
             self._ended(path, actual)
         if call is not None and call.outcome is None and not call.cancelled and call.tool == tool.name:
+            if "~" in path and self.recording.end is not None and not self.variation.free:
+                self.differ("end", path, _how(self.recording.end), f"it waits for {actual}, which nobody answered")
             self._ended(path, actual)  # it was begun, and nobody knows what came of it
         differs = differences(self.arguments(call), arguments) if call is not None and call.tool == tool.name else ()
         expected = self.describe(call) if call is not None else "checkpoint" if path in self._saves else "nothing"

@@ -47,6 +47,7 @@ class ReplayLoop(asyncio.SelectorEventLoop):
         waiting = _Waiting()
         waiting.loop = self
         super().__init__(waiting)
+        self._clock_resolution = 2e-7  # as fine as a float is at NEVER_S: a finer one would make no such timer due
 
     def time(self) -> float:
         return self._now_s
