@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from contextlib import closing
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.errors import BadOption, NotAnImage, NotEncrypted, NotFrozen
 from holdfast.process import images
-from holdfast.process.image import DESCRIPTION, VERSION, Description, encoded
+from holdfast.process.image import DESCRIPTION, LEFT_S, VERSION, Description, encoded
 
 KEY = b"k" * 32
 SECRET = b"what only memory knew"
@@ -126,3 +128,23 @@ def test_a_store_that_is_encrypted_anew_keeps_its_images(tmp_path, monkeypatch, 
     holdfast.keys.rotate(place, b"n" * 32, key=KEY, full=True, discard_old=True)
     with holdfast.open(place, key=b"n" * 32) as there:
         assert holds(there, "secret")
+
+
+def test_the_memory_that_a_killed_freeze_or_thaw_left_in_a_folder_goes_after_a_day(imaged, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stored, kept = images.Stored(imaged, "secret"), tmp_path / "kept"
+    with stored.exported(trust=True) as folder:
+        name = folder.parent.name
+    left = [tmp_path / f"{name}{number}" for number in range(3)]
+    for one in (kept, *left[:2]):
+        one.mkdir()
+        (one / "pages-1.img").write_bytes(SECRET)
+    left[2].symlink_to(kept)
+    old_s = time.time() - LEFT_S - 60
+    for one in (left[0], kept):
+        os.utime(one, (old_s, old_s))
+    with stored.exported(trust=True) as folder:
+        assert (folder / "criu" / "pages-1.img").read_bytes() == SECRET
+        assert [one.exists() for one in left] == [False, True, True], "one that is young may be somebody's at work"
+    assert (kept / "pages-1.img").exists()
+    assert not folder.exists()

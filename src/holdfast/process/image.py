@@ -52,6 +52,10 @@ Files = Literal["save", "keep"]
 ROOM_BYTES = 64 * 2**20
 """How much room is left besides an image: what it holds beyond memory is small."""
 
+LEFT_S = 86_400.0
+"""So old a folder with a process's memory is nobody's any more: a freeze or a thaw is a matter of minutes."""
+
+_MEMORY = "holdfast-image-"
 _DATABASE = b"SQLite format 3\0"
 _BESIDE = ("-journal", "-wal", "-shm")
 # What looks like a file and is the kernel's.
@@ -458,6 +462,19 @@ def beside(one: SavedFile) -> list[str]:
 # -- taking it ---------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A folder for a process's memory, until the end. What somebody who was killed left of his goes after a day."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_MEMORY}*"):
+        with suppress(OSError):
+            found = left.lstat()
+            mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if mine and found.st_mtime < time.time() - LEFT_S:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_MEMORY) as made:
+        yield Path(made)
+
+
 class Taken(NamedTuple):
     """An image in a folder, how long the process stood still for it, and what to know about it."""
 
@@ -484,8 +501,7 @@ def taken(
     _check(look, files)
     if tcp == "keep" and not criu.keeps_tcp(found.program):
         raise NotFrozen("connections cannot be kept here: the kernel has no nftables", hint="Use --tcp close.")
-    with tempfile.TemporaryDirectory(prefix="holdfast-image-") as made, tempfile.TemporaryDirectory() as work:
-        folder = Path(made)
+    with memory_folder() as folder, tempfile.TemporaryDirectory() as work:
         if shutil.disk_usage(folder).free < look.memory_bytes + ROOM_BYTES:
             raise NotFrozen(
                 f"{folder.parent} has no room for {look.memory_bytes >> 20} MiB", hint="TMPDIR says where images wait."

@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +44,7 @@ from holdfast.errors import (
 )
 from holdfast.process import cooperation, criu, image, restore, thaw
 from holdfast.process.chunks import IMAGE_AVERAGE_BYTES, Incoming
-from holdfast.process.image import DESCRIPTION, Description, Look
+from holdfast.process.image import DESCRIPTION, Description, Look, memory_folder
 from holdfast.process.scan import Scanner
 from holdfast.process.thaw import Thawed
 from holdfast.process.trees import (
@@ -295,8 +294,8 @@ class Stored:
                 f"the image of {self.name} was not made by this user on this machine, or has changed since",
                 hint="To thaw it is to run it. If you know where it comes from, add --trust.",
             )
-        with tempfile.TemporaryDirectory(prefix="holdfast-thaw-") as made:
-            folder = Path(made) / "image"
+        with memory_folder() as made:
+            folder = made / "image"
             restore.export(folder, self._entries, self._chunks, scratch=True)
             yield folder
 
