@@ -239,13 +239,8 @@ def begins_with(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether the first objects of a tuple or list, which is not shorter, are the very same as those of another."""
     if len(other) < _FEW or not _ADDRESSES:
         return all(map(is_, one, other))
-    return not _compare(_addresses(one), _addresses(other), len(other) * _POINTER_BYTES)
-
-
-def _addresses(values: Sequence[Any]) -> int:
-    """Where a tuple has the addresses of what it holds. A list, which nobody may change meanwhile, says where."""
-    first = id(values) + _FIRST
-    return _pointer_at(first).value or 0 if type(values) is list else first
+    one, other = tuple(one), tuple(other)  # a list has its addresses elsewhere, and where differs between Pythons
+    return not _compare(id(one) + _FIRST, id(other) + _FIRST, len(other) * _POINTER_BYTES)
 
 
 def run_of(items: list[Any], registry: Registry) -> Run | None:
@@ -305,19 +300,18 @@ def _measure() -> int:
 
 _EXPECTED = _measure()
 
-# Where a tuple begins to list the addresses of what it holds, and a list says where its own are. Comparing these where
-# they are is ten times as fast as asking for each object whether it is another; whether they are found is tried below.
+# Where a tuple begins to list the addresses of what it holds. Comparing these is ten times as fast as asking for each
+# object whether it is another; whether they are found there is tried below.
 _FEW = 32
 _FIRST = tuple.__basicsize__
 _POINTER_BYTES = tuple.__itemsize__
-_pointer_at = c_void_p.from_address
 _compare = PyDLL(None).memcmp
 _compare.argtypes, _compare.restype = (c_void_p, c_void_p, c_size_t), c_int
 
 
 def _has_addresses() -> bool:
-    pair, there = (_MARK, _END), pack("PP", *map(id, (_MARK, _END)))
-    return COUNTS and all(string_at(_addresses(one), len(there)) == there for one in (pair, [*pair]))
+    pair = (_MARK, _END)
+    return COUNTS and string_at(id(pair) + _FIRST, 2 * _POINTER_BYTES) == pack("PP", *map(id, pair))
 
 
 _ADDRESSES = _has_addresses()
