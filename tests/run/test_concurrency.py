@@ -435,6 +435,6 @@ def test_a_recorded_call_that_nobody_makes_is_diverged_and_not_a_hang(monkeypatc
     bench = Bench()
     crash(bench, work)
     wanted[0] = False
-    monkeypatch.setattr("holdfast.run.order.STALL_S", 0.3)
+    monkeypatch.setattr("holdfast.run.order.STALL_S", 3.0)
     with pytest.raises(errors.Diverged, match="is not made"):
         asyncio.run(bench.crashed().arun(work))
