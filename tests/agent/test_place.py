@@ -139,11 +139,14 @@ def test_files_that_are_shorter_than_they_were_are_not_said_to_be_safe(tmp_path)
     agent = store.agent("x")
     agent.state["n"] = 1
     agent.checkpoint("two")
-    for name in ("store.db", "store.db-wal"):
-        (path / name).write_bytes((older / name).read_bytes())  # into the same files
-    agent.state["n"] = 2
-    with pytest.raises(StorePoisoned, match="shorter than") as caught:
-        agent.checkpoint()
-    assert "safe" not in str(caught.value)
-    with suppress(HoldfastError):
-        store.close()
+    try:
+        for name in ("store.db", "store.db-wal"):
+            (path / name).write_bytes((older / name).read_bytes())  # into the same files
+        agent.state["n"] = 2
+        for _ in range(3):  # it is met in the commit, or in a look at what is there already, whichever comes first
+            with pytest.raises((StorePoisoned, StoreFailed), match="shorter than|reading") as caught:
+                agent.checkpoint()
+            assert "safe" not in str(caught.value)
+    finally:
+        with suppress(HoldfastError):
+            store.close()
