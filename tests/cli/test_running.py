@@ -473,7 +473,7 @@ def test_a_worker_goes_on_with_what_was_killed_and_what_has_come(hold):
     worked = hold("worker", "trip_app.py", "--drain")
     assert worked.code == 0
     assert re.match(r"Working on .*, 16 runs at a time\.\n", worked.out)
-    assert sorted(re.findall(r"^(\w)  \S.*  finished", worked.out, re.MULTILINE)) == ["a", "b"]
+    assert sorted(re.findall(r"^(\w)  \S.*  finished", worked.out, re.MULTILINE)) == ["a", "b"], worked.out
     assert hold("worker", "trip_app.py", "--drain").out.count("\n") == 1
     assert hold("worker").code == 2
 

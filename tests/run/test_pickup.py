@@ -87,6 +87,18 @@ def test_code_that_does_not_fit_is_no_vain_try_however_often_somebody_comes_with
     assert store.runs("a")[0].status == "finished"
 
 
+def test_a_worker_that_drains_ends_when_all_that_it_did_is_told(store):
+    told = []
+
+    def tell(worked):
+        time.sleep(0.3)  # more than a worker waits between two looks
+        told.append(worked.agent)
+
+    agents = [store.submit(_length, name).agent for name in "abc"]
+    store.worker(tell=tell).run(drain=True)
+    assert sorted(told) == sorted(agents)
+
+
 def test_an_agent_that_cannot_be_opened_for_a_while_is_no_vain_try(tmp_path):
     place = tmp_path / "store"
 
