@@ -177,12 +177,18 @@ async def queued(agent, tool):
 """
 
 
-def test_what_was_under_way_when_a_run_ended_keeps_nobody_from_its_end(store, tmp_path):
-    """Calls of other tasks that have no outcome are never answered; what came after is executed and compared."""
-    program, other = tmp_path / "left.py", tmp_path / "other" / "left.py"
+def two_programs(folder, old, new):
+    """The files of one, and of another in which something is replaced."""
+    program, other = folder / "left.py", folder / "other" / "left.py"
     program.write_text(LEFT)
     other.parent.mkdir()
-    other.write_text(LEFT.replace("ENDS", "ends"))
+    other.write_text(LEFT.replace(old, new))
+    return program, other
+
+
+def test_what_was_under_way_when_a_run_ended_keeps_nobody_from_its_end(store, tmp_path):
+    """Calls of other tasks that have no outcome are never answered; what came after is executed and compared."""
+    program, other = two_programs(tmp_path, "ENDS", "ends")
     names = []
     with loaded(program) as left:
         for function in (left.gathered, left.grouped, left.first, left.queued):
@@ -203,10 +209,7 @@ def test_what_was_under_way_when_a_run_ended_keeps_nobody_from_its_end(store, tm
 
 
 def test_where_a_fix_waits_for_a_call_that_nobody_answered_nobody_can_say_that_it_is_one(store, tmp_path):
-    program, other = tmp_path / "left.py", tmp_path / "other" / "left.py"
-    program.write_text(LEFT)
-    other.parent.mkdir()
-    other.write_text(LEFT.replace('raise ValueError("ENDS")', "return n"))
+    program, other = two_programs(tmp_path, 'raise ValueError("ENDS")', "return n")
     with loaded(program) as left:
         agent = store.agent("gathered")
         with suppress(ValueError):
@@ -220,10 +223,7 @@ def test_where_a_fix_waits_for_a_call_that_nobody_answered_nobody_can_say_that_i
 
 
 def test_where_the_ways_part_in_a_task_for_which_nobody_waits_the_replay_ends(store, tmp_path):
-    program, other = tmp_path / "left.py", tmp_path / "other" / "left.py"
-    program.write_text(LEFT)
-    other.parent.mkdir()
-    other.write_text(LEFT.replace("places.get(), 0.01", "places.get(), 0.02"))
+    program, other = two_programs(tmp_path, "places.get(), 0.01", "places.get(), 0.02")
     with loaded(program) as left:
         asyncio.run(store.agent("queued").arun(left.queued, "look"))
     found = store.replay("queued", program=str(program), code=str(other.parent))

@@ -160,7 +160,7 @@ class Worker:
         self._free = threading.Event()  # somebody has ended his last run
         self._state = threading.Condition()
         self._jobs: dict[int, _Job] = {}  # what is executed, by branch
-        self._telling = 0  # threads that execute one, or tell what became of it
+        self._at_work = 0  # threads that execute one, or tell what became of it
         self._handles: dict[int, Agent] = {}  # with which handles
         self._alone = 0  # runs that wait for the others to end, or are executed without them
         self._quiet = False  # one of them is executed now
@@ -199,8 +199,8 @@ class Worker:
                 begun, reached_s = self._begin(), time.monotonic()
                 if begun:
                     continue
-                # In this order: what is found no more is a job meanwhile, and what is no job any more is being told.
-                left = drain and (self._jobs or next(self._find(full=True), None) or self._jobs or self._telling)
+                # In this order: what is not found may be a job by now, and what is no job any more may be told still.
+                left = drain and (self._jobs or next(self._find(full=True), None) or self._jobs or self._at_work)
                 if drain and not left and not schedules.look(at_once=True):
                     break
                 if len(self._jobs) >= self._concurrency:
@@ -329,12 +329,12 @@ class Worker:
         """One run after another, as long as some were found."""
         while job is not None:
             with self._state:
-                self._telling += 1
+                self._at_work += 1
             try:
                 self._work(job)
             finally:
                 with self._state:
-                    self._telling -= 1
+                    self._at_work -= 1
             try:
                 job = self._next()
             except _AWAY:
