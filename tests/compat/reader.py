@@ -179,8 +179,11 @@ class Store:
             row = {name: value for (name, *_), value in zip(columns, stored, strict=False)}
             place = [row[name] for name, _, *options in columns if "key" in options]
             scope = row["a"] if table in {"branch", "tag"} else 0
-            boxes, looked_up = ([name for name, of, *_ in columns if of == kind] for kind in ("box", "name"))
-            row |= {name: self.cipher.box(f"{table}.{name}", place, row[name]) for name in boxes}
+            packed, boxes, looked_up = (
+                [name for name, of, *_ in columns if of == it] for it in ("packed", "box", "name")
+            )
+            row |= {name: self.cipher.box(f"{table}.{name}", place, row[name]) for name in (*boxes, *packed)}
+            row |= {name: unpacked(row[name]) for name in packed if row[name]}
             row |= {name: self.cipher.name(table, scope, row[name]) for name in looked_up}
             if "body" in row and table not in {"slot", "record"}:
                 row["body"] = msgpack.decode(row["body"])

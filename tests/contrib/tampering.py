@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.codec.values import encode
-from holdfast.store.cipher import PLAIN
+from holdfast.store.cipher import PLAIN, compressed, uncompressed
 from holdfast.store.rows import body_bytes, read_body
 
 OURS, THEIRS = "HoldfastSaver", "SqliteSaver"
@@ -210,7 +210,8 @@ def forge_theirs(what: str) -> Callable[[Path], Iterator[Any]]:
 
 def writes_of(original: Path) -> list[tuple]:
     """The entries that hold what tasks wrote: number, agent, key, time, body, sum."""
-    return sql(original / FILES[OURS], f"SELECT * FROM log WHERE {WRITES} ORDER BY e")
+    rows = sql(original / FILES[OURS], f"SELECT * FROM log WHERE {WRITES} ORDER BY e")
+    return [(*PLAIN.loaded("log", row), row[-1]) for row in rows]
 
 
 def forged_write(body: bytes, **more: Any) -> bytes:
@@ -226,10 +227,13 @@ def forge_ours(what: str, *, with_sums: bool) -> Callable[[Path], Iterator[Any]]
     """The same by somebody who knows the format, and, ``with_sums``, computes the row's sum anew."""
 
     def put(table: str, row: tuple, old: bytes) -> Callable[[Path], None]:
-        total = PLAIN.stored(table, *row)[-1] if with_sums else old
+        *columns, total = PLAIN.stored(table, *row)
         marks = ", ".join("?" * (len(row) + 1))
         return lambda directory: sql(
-            directory / FILES[OURS], f"INSERT OR REPLACE INTO {table} VALUES ({marks})", *row, total
+            directory / FILES[OURS],
+            f"INSERT OR REPLACE INTO {table} VALUES ({marks})",
+            *columns,
+            total if with_sums else old,
         )
 
     def ways(original: Path) -> Iterator[Any]:
@@ -257,9 +261,9 @@ def forge_ours(what: str, *, with_sums: bool) -> Callable[[Path], Iterator[Any]]
             "checkpoint": (HONEST.encode(), b"dishon"),
             "metadata": (PERSON.encode(), b"nobody"),
         }[what]
-        rows = [row for row in sql(path, "SELECT * FROM loose ORDER BY n") if old in row[-2]]
+        rows = [row for row in sql(path, "SELECT * FROM loose ORDER BY n") if old in uncompressed(row[-2])]
         for *row, total in (rows[-1], rows[0]):
-            yield put("loose", (*row[:-1], row[-1].replace(old, forged)), total)
+            yield put("loose", (*row[:-1], compressed(uncompressed(row[-1]).replace(old, forged))), total)
 
     return ways
 

@@ -22,6 +22,7 @@ import holdfast
 from holdfast.agent.verify import _Verification
 from holdfast.errors import HoldfastError
 from holdfast.store.catalog import quietly
+from holdfast.store.cipher import PLAIN
 from holdfast.store.rows import SHAPES
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report
@@ -394,7 +395,7 @@ def deletions(path: Path) -> Iterator[tuple[str, Change]]:
 
 def tells_of_a_move(row: tuple[Any, ...]) -> bool:
     """Whether this row of the log says where a stretch of a branch begins."""
-    entry = SHAPES["log"](row[:-1])
+    entry = SHAPES["log"](PLAIN.loaded("log", row))
     return not entry.key and entry.body.keys() >= {"b", "epoch"}
 
 

@@ -32,7 +32,7 @@ from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError
 from holdfast.run.records import decode_record
 from holdfast.store import keys, leases
-from holdfast.store.cipher import PLAIN, digest
+from holdfast.store.cipher import PLAIN, digest, uncompressed
 from holdfast.store.manifest import (
     Manifest,
     Packed,
@@ -41,7 +41,6 @@ from holdfast.store.manifest import (
     mark_of,
     pack_payload,
     split_payload,
-    uncompressed,
 )
 from holdfast.store.objects import Folder
 from holdfast.store.packs import ALIGN_BYTES, MAGIC, Packs, file_name

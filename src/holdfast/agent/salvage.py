@@ -27,11 +27,11 @@ from holdfast.errors import Damaged, KeyNeeded, NotEncrypted, StoreFailed
 from holdfast.store import keys, sqlite
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, NewPack
-from holdfast.store.cipher import PLAIN, Cipher, Keyed
+from holdfast.store.cipher import PLAIN, Cipher, Keyed, uncompressed
 from holdfast.store.database import COLD, OBJECTS, Database
 from holdfast.store.engine import Row
 from holdfast.store.files import Layout, failed_disk
-from holdfast.store.manifest import body_proof, identity, mark_of, split_payload, uncompressed
+from holdfast.store.manifest import body_proof, identity, mark_of, split_payload
 from holdfast.store.objects import Folder, open_objects
 from holdfast.store.packs import Packs, file_name
 from holdfast.store.rows import NODE_MAX_BYTES, SHAPES, Place, node_digest

@@ -26,8 +26,9 @@ from holdfast.agent.opened import difference, wanted
 from holdfast.errors import ColdPlaceMissing, Damaged, ForkedHandle, StoreClosed, Unavailable
 from holdfast.store import keys, witness
 from holdfast.store.catalog import ROWS_AT_ONCE, Progress, View, quietly
+from holdfast.store.cipher import uncompressed
 from holdfast.store.database import Contents, copied
-from holdfast.store.manifest import members_of, uncompressed
+from holdfast.store.manifest import members_of
 from holdfast.store.objects import Folder
 from holdfast.store.packs import file_name
 from holdfast.store.rows import NODE_MAX_BYTES, Agent, Branch, node_digest

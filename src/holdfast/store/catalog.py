@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from holdfast.errors import Damaged, Forgotten, UnknownAgent
-from holdfast.store.cipher import HINT, Cipher, digest
+from holdfast.store.cipher import HINT, Cipher, digest, uncompressed
 from holdfast.store.engine import Args, Reader
 from holdfast.store.manifest import (
     Manifest,
@@ -20,7 +20,6 @@ from holdfast.store.manifest import (
     identity,
     mark_of,
     split_payload,
-    uncompressed,
 )
 from holdfast.store.rows import (
     BEGINNING,

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from holdfast.errors import BadOption, Forgotten, UnknownAgent
 from holdfast.store.catalog import View, listed, slices
-from holdfast.store.cipher import Cipher
+from holdfast.store.cipher import Cipher, compressed
 from holdfast.store.engine import Args, Refused, Tx
 from holdfast.store.engine import Row as Stored
-from holdfast.store.manifest import MARKED, Packed, body_digest, compressed, mark_of, pack_payload, split_refs
+from holdfast.store.manifest import MARKED, Packed, body_digest, mark_of, pack_payload, split_refs
 from holdfast.store.rows import (
     BEGINNING,
     NODE_MAX_BYTES,

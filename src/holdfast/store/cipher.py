@@ -1,9 +1,9 @@
-"""What rows, chunks and lock files look like at rest: as they are, or encrypted and signed when the store has a key.
+"""What rows, chunks and lock files look like at rest: packed, and encrypted and signed when the store has a key.
 
 Owns the one boundary between values in memory and bytes on disk (format.md section 8), driven by the description of the
 tables. Must not know where keys come from. What always holds: a row whose sum does not fit never becomes a value; with
 a key, neither does anything that was not written with it, for its very kind and place; without one, the bytes are
-exactly those that were given.
+exactly those that were given, but for what is packed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import zstandard
 from blake3 import blake3
 from ormsgpack import packb
 
@@ -48,12 +49,71 @@ OPEN_TABLES = frozenset({"slot"})
 """Tables that are read before the key is known: their rows are the same with a key and without."""
 
 
+COMPRESS_FROM_BYTES = 1024
+"""Of a packed column. Below, a frame's header and the time cost more than they save."""
+
+UNCOMPRESSED_MAX_BYTES = 2**31
+RAW, ZSTD = b"\0", b"\1"
+
+T = TypeVar("T")
+
+
 def digest(tag: bytes, *parts: Buffer) -> bytes:
     """``H(tag, data)`` of the format: BLAKE3-256 over ``holdfast.``, the tag, one zero byte and the data."""
     hasher = blake3(b"holdfast." + tag + b"\0")
     for part in parts:
         hasher.update(part)
     return hasher.digest()
+
+
+# -- packed bytes (format.md section 3) --------------------------------------------------------------------------------
+
+# Contexts that are free. They are dear to make, and not for several threads at once: whoever needs one takes it out and
+# puts it back, which are single steps. No thread has one of its own, since many live for one checkpoint.
+_packers: list[zstandard.ZstdCompressor] = []
+_unpackers: list[zstandard.ZstdDecompressor] = []
+_FREE_MOST = 8
+"""As many are kept: each has about a megabyte."""
+
+
+def _taken(free: list[T]) -> T | None:
+    try:
+        return free.pop()
+    except IndexError:
+        return None
+
+
+def _put_back(free: list[T], context: T) -> None:
+    if len(free) < _FREE_MOST:
+        free.append(context)
+
+
+def compressed(data: bytes, from_bytes: int = COMPRESS_FROM_BYTES) -> bytes:
+    """Bytes as they are stored: a mark, then the bytes, or one zstd frame where that is shorter."""
+    if len(data) >= from_bytes:
+        packer = _taken(_packers) or zstandard.ZstdCompressor(level=1)
+        packed = packer.compress(data)
+        _put_back(_packers, packer)
+        if len(packed) < len(data):
+            return ZSTD + packed
+    return RAW + data
+
+
+def uncompressed(data: bytes, most: int = UNCOMPRESSED_MAX_BYTES) -> bytes:
+    """What ``compressed`` was given. A frame must say its length, and that is bounded before it is believed."""
+    mark, data = data[:1], data[1:]
+    if mark == RAW:
+        return data
+    try:
+        size = zstandard.frame_content_size(data) if mark == ZSTD else -1
+        if 0 <= size <= most:
+            unpacker = _taken(_unpackers) or zstandard.ZstdDecompressor()
+            found = unpacker.decompress(data, max_output_size=size, allow_extra_data=False)
+            _put_back(_unpackers, unpacker)
+            return found
+    except zstandard.ZstdError as error:
+        raise Damaged("a compressed object cannot be read", hint=HINT) from error
+    raise Damaged("a stored object does not follow the format", hint=HINT)
 
 
 class Cipher:
@@ -66,6 +126,7 @@ class Cipher:
     def stored(self, table: str, *values: Any) -> Row:
         """A row as it is written, its sum included."""
         spec = TABLES[table]
+        values = _packed(spec, values)
         return (*values, self._sum(spec, values[: spec.covered])) if spec.summed else values
 
     def head(self, table: str, *values: Any) -> Row:
@@ -75,6 +136,9 @@ class Cipher:
     def loaded(self, table: str, row: Row) -> Row:
         """The values of a row as it was read, if its sum is right and they are of the right types."""
         spec = TABLES[table]
+        return _unpacked(spec, self._proven(spec, row))
+
+    def _proven(self, spec: Table, row: Row) -> Row:
         values = row[:-1] if spec.summed else row
         if spec.summed and self._sum(spec, values[: spec.covered]) != row[-1]:
             raise damaged(spec, row)
@@ -116,6 +180,20 @@ class Cipher:
         return data
 
 
+def _packed(spec: Table, values: Row) -> Row:
+    for at in spec.packed:
+        if values[at]:
+            values = (*values[:at], compressed(values[at]), *values[at + 1 :])
+    return values
+
+
+def _unpacked(spec: Table, values: Row) -> Row:
+    for at in spec.packed:
+        if values[at]:
+            values = (*values[:at], uncompressed(values[at]), *values[at + 1 :])
+    return values
+
+
 PLAIN = Cipher()
 
 
@@ -145,7 +223,7 @@ class Keyed(Cipher):
         if table in OPEN_TABLES:
             return PLAIN.stored(table, *values)
         spec = TABLES[table]
-        row = self._named(spec, values)
+        row = self._named(spec, _packed(spec, values))
         if not (table == "store" and row[0] in OPEN_FACTS):
             place = [row[at] for at in spec.keys]
             for at in spec.boxes:
@@ -173,7 +251,7 @@ class Keyed(Cipher):
             return PLAIN.loaded(table, row)
         spec = TABLES[table]
         try:
-            values = list(super().loaded(table, row))
+            values = list(self._proven(spec, row))
         except Damaged as error:
             raise NotAuthentic(
                 f"{_called(spec, row)}: it is damaged, or was not written with this store's key",
@@ -190,7 +268,7 @@ class Keyed(Cipher):
         for at in spec.looked_up:
             if values[at]:
                 values[at] = self.unname(table, values[at], scope)
-        return tuple(values)
+        return _unpacked(spec, tuple(values))
 
     def _sum(self, spec: Table, covered: Sequence[Any]) -> bytes:
         try:

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import zstandard
 from blake3 import blake3
@@ -20,7 +20,7 @@ from ormsgpack import packb, unpackb
 
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.store.cipher import HINT, digest
+from holdfast.store.cipher import HINT, RAW, compressed, digest, uncompressed
 from holdfast.store.tables import NUMBER_MAX
 
 VERSION = 1
@@ -43,17 +43,14 @@ _TYPES = [int, bytes, int, list, bytes, list, bytes, str, int, bytes, str, bytes
 _COST_TYPES = [str, int, int, int, int]
 _LENGTH = struct.Struct(">I")
 
-T = TypeVar("T")
 _DIGEST_BYTES = 32
 
 TIME_MAX = 2**57
 """In microseconds since 1970: before the year 7000, so that any time has a date."""
 
-PAYLOAD_MAX_BYTES = 2**31
-COMPRESS_FROM_BYTES = 4096
-"""Below, a frame's header and the time cost more than they save: the row's page is written in any case."""
 
-_RAW, _ZSTD = b"\0", b"\1"
+COMPRESS_FROM_BYTES = 4096
+"""Of a payload. Below, a commit takes longer than the row's page is worth, which is written in any case."""
 
 
 class Cost(NamedTuple):
@@ -247,64 +244,16 @@ def pack_payload(manifest: bytes, operations: bytes) -> bytes:
 
 def unpacked(payload: bytes) -> bytes:
     """The same payload as it would be stored if it were not compressed."""
-    return payload if payload[:1] == _RAW else _RAW + uncompressed(payload, PAYLOAD_MAX_BYTES)
+    return payload if payload[:1] == RAW else RAW + uncompressed(payload)
 
 
 def split_payload(data: bytes) -> tuple[bytes, bytes]:
     """The manifest and the operations of a payload."""
-    data = uncompressed(data, PAYLOAD_MAX_BYTES)
+    data = uncompressed(data)
     if len(data) < 4:
         raise Damaged("a payload does not follow the format", hint=HINT)
     end = 4 + _LENGTH.unpack_from(data)[0]
     return data[4:end], data[end:]
-
-
-# Contexts that are free. They are dear to make, and not for several threads at once: whoever needs one takes it out and
-# puts it back, which are single steps. No thread has one of its own, since many live for one checkpoint.
-_packers: list[zstandard.ZstdCompressor] = []
-_unpackers: list[zstandard.ZstdDecompressor] = []
-_FREE_MOST = 8
-"""As many are kept: each has about a megabyte."""
-
-
-def _taken(free: list[T]) -> T | None:
-    try:
-        return free.pop()
-    except IndexError:
-        return None
-
-
-def _put_back(free: list[T], context: T) -> None:
-    if len(free) < _FREE_MOST:
-        free.append(context)
-
-
-def compressed(data: bytes, from_bytes: int) -> bytes:
-    """Bytes as they are stored: a mark, then the bytes, or one zstd frame where that is shorter."""
-    if len(data) >= from_bytes:
-        packer = _taken(_packers) or zstandard.ZstdCompressor(level=1)
-        packed = packer.compress(data)
-        _put_back(_packers, packer)
-        if len(packed) < len(data):
-            return _ZSTD + packed
-    return _RAW + data
-
-
-def uncompressed(data: bytes, most: int) -> bytes:
-    """What ``compressed`` was given. A frame must say its length, and that is bounded before it is believed."""
-    mark, data = data[:1], data[1:]
-    if mark == _RAW:
-        return data
-    try:
-        size = zstandard.frame_content_size(data) if mark == _ZSTD else -1
-        if 0 <= size <= most:
-            unpacker = _taken(_unpackers) or zstandard.ZstdDecompressor()
-            found = unpacker.decompress(data, max_output_size=size, allow_extra_data=False)
-            _put_back(_unpackers, unpacker)
-            return found
-    except zstandard.ZstdError as error:
-        raise Damaged("a compressed object cannot be read", hint=HINT) from error
-    raise Damaged("a stored object does not follow the format", hint=HINT)
 
 
 # -- segments: the payloads of a run of checkpoints, each the child of the one before, in two zstd frames --------------

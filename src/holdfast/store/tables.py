@@ -45,14 +45,14 @@ record     : r int key, prev int, back int, i int, b int, mark int, key name loo
 open       : b int key, run name key, signal name key, due int, queue name, turn int, body box : index queue due turn
 claim      : b int key, run name key, queue name, part name, generation int, first int \
 : index queue generation : index queue first
-log        : e int key, a int index, key name lookup, at int, body box
+log        : e int key, a int index, key name lookup, at int, body packed
 pack       : p int key, uuid blob unique, size int
 chunk      : digest name key, p int index, start int, length int, stored int
 """
 
 _TYPES: dict[Dialect, dict[str, str]] = {
-    "sqlite": {"int": "INTEGER", "text": "TEXT", "blob": "BLOB", "name": "BLOB", "box": "BLOB"},
-    "postgres": {"int": "bigint", "text": "text", "blob": "bytea", "name": "bytea", "box": "bytea"},
+    "sqlite": {"int": "INTEGER", "text": "TEXT", "blob": "BLOB", "name": "BLOB", "box": "BLOB", "packed": "BLOB"},
+    "postgres": {"int": "bigint", "text": "text", "blob": "bytea", "name": "bytea", "box": "bytea", "packed": "bytea"},
 }
 _PYTHON = {"int": int, "text": str}
 
@@ -77,7 +77,8 @@ class Table:
         self.summed = name != "node"
         self.names = [column.name for column in columns] + (["sum"] if self.summed else [])
         self.keys = [at for at, column in enumerate(columns) if column.key]
-        self.boxes = [at for at, column in enumerate(columns) if column.kind == "box"]
+        self.packed = [at for at, column in enumerate(columns) if column.kind == "packed"]
+        self.boxes = [at for at, column in enumerate(columns) if column.kind in {"box", "packed"}]
         self.looked_up = [at for at, column in enumerate(columns) if column.kind == "name"]
         self.numbers = [at for at, column in enumerate(columns) if column.kind == "int" and column.name != "mark"]
         self.types = [_PYTHON.get(column.kind, bytes) for column in columns]
