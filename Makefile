@@ -23,7 +23,7 @@ endif
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: help demo test check docs lint types rooms versions size bench soak format clean distclean compiled screenshots
+.PHONY: help demo test check static docs lint types rooms versions size bench soak format clean distclean compiled screenshots
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,8 +35,12 @@ test: .venv/.dev .venv/.machine compiled ## run all tests, the documentation's e
 	$(SAY) "tests"
 	@$(PYTEST) -q --durations=20
 
-check: lint types rooms docs test versions ## all that continuous integration runs
+check: static test versions ## all that continuous integration runs
 	$(SAY) "all checks passed"
+
+static: .venv/.dev .venv/.docs ## lint, types, rooms and docs, in the time of the longest
+	@$(MAKE) types >.venv/types 2>&1 & types=$$!; $(MAKE) lint rooms docs; code=$$?; \
+	wait $$types || code=1; cat .venv/types; exit $$code
 
 lint: .venv/.dev ## style: ruff, and the formatter changes nothing
 	$(SAY) "ruff"
@@ -52,7 +56,7 @@ rooms: .venv/.dev ## which room may import which: import-linter
 	@$(BIN)/lint-imports --no-logo
 
 versions: .venv/.dev .venv/.machine ## the tests of what looks into the interpreter, with other Pythons
-	@.ci/versions --numprocesses=$$(($(JOBS) / 3 > 1 ? $(JOBS) / 3 : 0)) --dist=worksteal
+	@.ci/versions --numprocesses=$$(($(JOBS) / 3 > 2 ? $(JOBS) / 3 : $(JOBS) ? 2 : 0)) --dist=worksteal
 
 size: ## lines and modules of each room
 	@.ci/size

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests import postgres
+from tests.memory import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,6 +142,20 @@ def from_outside_nothing() -> Iterator[None]:
 def _nothing_from_outside() -> Iterator[None]:
     with from_outside_nothing():
         yield
+
+
+# Rooms above those of the store and of files, where what a disk does is tested. `holdfast doctor` looks at it, too.
+IN_MEMORY = {"contrib", "crash", "run", "travel", "web"}
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A test's own folder, in memory where the disk is not its subject. A soak has all of them on the disk."""
+    if SOAK or request.path.parent.name not in IN_MEMORY:
+        yield tmp_path
+        return
+    with memory("holdfast-test-") as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -74,6 +74,36 @@ def test_the_end_of_a_program_runs_and_failures_are_shown():
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_threads_what_is_registered_garbage_and_the_program_itself_go_with_it():
+    code = """
+import atexit, json, os, threading, time
+
+class Last:
+    def __del__(self, tell=os.write):
+        tell(1, self.name)
+        try:
+            import json
+        except ImportError:
+            tell(1, b"nothing-is-left")
+
+def one(name):
+    last = Last()
+    last.name = name
+    return last
+
+mine, cycle = one(b"mine "), one(b"garbage ")
+cycle.cycle = cycle
+del cycle
+atexit.register(lambda: os.write(1, b"registered "))
+threading.Thread(target=lambda: (time.sleep(0.05), os.write(1, b"thread "))).start()
+"""
+    warmed, fresh = (
+        run([sys.executable, "-c", code], capture_output=True, text=True) for run in (warm.run, subprocess.run)
+    )
+    assert (warmed.returncode, warmed.stdout, warmed.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
+    assert warmed.stdout == "thread registered garbage mine nothing-is-left"
+
+
 def test_no_two_have_the_same_random_numbers():
     code = "import random, uuid; print(random.random(), uuid.uuid4())"
     assert len({warm.run([sys.executable, "-c", code], capture_output=True).stdout for _ in range(3)}) == 3

@@ -6,8 +6,9 @@ the command line takes ten times as long as most of what tests do with it, and L
 What always holds: the process that forks has one thread, opens no store and runs nothing of a test. Who is forked has
 its own pid, is a child of the test's process and dies of signals as any other; has the standard streams, directory,
 environment, arguments, search path and ``__main__`` of a fresh interpreter, other random numbers, and ends as one does.
-What is not fresh: modules are loaded, the seed of ``hash()`` is that of the process that forked, and ``/proc`` shows
-that one's command line. So a test of imports, options of Python, tracebacks or dumps starts a Python of its own.
+What is not fresh: modules are loaded and stay whole to the end, the seed of ``hash()`` is that of the process that
+forked, and ``/proc`` shows that one's command line. So a test of imports, options of Python, tracebacks or dumps starts
+a Python of its own.
 
 This file is also the program of the process that forks. It must not import anything of Holdfast by itself.
 """
@@ -42,8 +43,9 @@ HOLDFAST = "holdfast"
 LANGGRAPH = "langgraph"
 LOADED = {
     HOLDFAST: (
-        "asyncio", "cryptography.hazmat.primitives.ciphers.aead", "cyclopts.help", "rich.markdown",
-        "holdfast.agent.*", "holdfast.cli.*", "holdfast.run.*", "holdfast.store.*",
+        "asyncio", "cryptography.hazmat.primitives.ciphers.aead", "cyclopts.config", "cyclopts.help",
+        "docstring_parser", "pwd", "rich.markdown", "rich.panel",
+        "holdfast.agent.*", "holdfast.cli.*", "holdfast.crash.*", "holdfast.run.*", "holdfast.store.*",
     ),
     LANGGRAPH: ("asyncio", "holdfast.agent.*", "holdfast.run.*", "holdfast.contrib.langgraph", "langgraph.graph"),
 }  # fmt: skip
@@ -360,13 +362,34 @@ def execute(args: list[str], *, safe_path: bool) -> None:
     exec(code, main.__dict__)
 
 
+class Spared:
+    """What stands for a module when the interpreter ends: it can be imported as ever, and is not taken apart."""
+
+
+def spare(loaded: list[types.ModuleType]) -> None:
+    """Let the end of the interpreter pass over what was loaded before the fork.
+
+    Taking it apart writes to every page of memory that is shared with the others, which takes longer than most of what
+    a test does. What else goes with an interpreter goes as ever: threads, what is registered, garbage, ``__main__``.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(loaded))
+    for module in loaded:
+        if sys.modules.get(module.__name__) is module:
+            sys.modules[module.__name__] = Spared()  # type: ignore[assignment]
+            sys.modules[module.__name__].__dict__ = module.__dict__
+
+
 def main() -> None:
+    loaded: list[types.ModuleType] = []
+    atexit.register(spare, loaded)  # before all others, so it comes after them
     here = str(Path(__file__).parent)
     sys.path[:] = [place for place in sys.path if place != here]
     asking = socket.socket(fileno=int(sys.argv[1]))
     load(sys.argv[2])
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         raise RuntimeError("a process with threads must not fork others")
+    others = {"sys", "builtins", "__main__"}
+    loaded += [one for name, one in sys.modules.items() if isinstance(one, types.ModuleType) and name not in others]
     live(*serve(asking))
 
 

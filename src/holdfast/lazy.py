@@ -19,9 +19,10 @@ def names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg)
         module, colon, there = homes[name].partition(":")
-        collects = gc.isenabled()
+        collects = gc.isenabled() and module not in sys.modules
         try:
-            gc.disable()  # all that is loaded stays: looking for garbage in it takes a tenth of the time
+            if collects:
+                gc.disable()  # all that is loaded stays: looking for garbage in it takes a tenth of the time
             value: object = import_module(module)
         finally:
             if collects:

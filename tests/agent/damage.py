@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 
 import apsw
 
@@ -20,16 +16,6 @@ from tests.faults import rich
 from tests.limits import limits
 
 KEY = "5e" * 32
-ROOM_BYTES = 2**28
-
-
-@contextmanager
-def memory():
-    """A folder where flushes cost nothing, if there is one: most tests are about bytes, not about power cuts."""
-    shared = Path("/dev/shm")
-    usable = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > ROOM_BYTES
-    with tempfile.TemporaryDirectory(dir=shared if usable else None) as folder:
-        yield Path(folder)
 
 
 def small_limits():

@@ -15,7 +15,8 @@ from holdfast.agent.policy import Policy
 from holdfast.agent.store import Store
 from holdfast.errors import AgentBusy, Fenced
 from holdfast.store.changes import NewRecord
-from tests.agent.damage import KEY, memory
+from tests.agent.damage import KEY
+from tests.memory import memory
 
 
 class Place:

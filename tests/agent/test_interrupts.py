@@ -19,9 +19,9 @@ from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
 from tests import warm
-from tests.agent.damage import memory
 from tests.conftest import SOAK, unsaved
 from tests.limits import limits
+from tests.memory import memory
 
 # What a handler raises in a destructor reaches nobody.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -10,6 +10,7 @@ import holdfast
 from holdfast.store.changes import Said
 from holdfast.store.tables import TABLES
 from tests.agent import damage
+from tests.memory import memory
 
 
 @pytest.fixture(scope="module", params=[False, damage.KEY], ids=["plain", "encrypted"])
@@ -20,7 +21,7 @@ def key(request):
 @pytest.fixture(scope="module")
 def sound(key):
     """A store whose log has entries of every age and kind, some of which were deleted on purpose."""
-    with damage.memory() as folder:
+    with memory() as folder:
         with damage.opened(folder / "store", readonly=False, key=key) as store:
             agent = store.agent("a")
             for number in range(6):

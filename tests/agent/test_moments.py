@@ -14,8 +14,8 @@ from holdfast.codec.types import Registry
 from holdfast.errors import Forgotten
 from holdfast.store.database import Contents
 from tests.agent import child
-from tests.agent.damage import memory
 from tests.agent.histories import few_between_seals, large, sound
+from tests.memory import memory
 
 COUNT = 60
 RULE = Policy(labels=["*0"])

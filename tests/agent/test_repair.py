@@ -28,7 +28,6 @@ from tests.agent.damage import (
     delete,
     every_row,
     flipped,
-    memory,
     opened,
     pictured,
     rows,
@@ -39,6 +38,7 @@ from tests.agent.damage import (
 from tests.conftest import SOAK
 from tests.faults import rich
 from tests.lives import die, dies
+from tests.memory import memory
 
 DERIVED = frozenset({"agent", "branch", "tag", "validity", "checkpoint", "shallow", "pack", "floor", "store"})
 """What a page of these tables holds can be had from others."""

@@ -19,11 +19,12 @@ from holdfast.errors import AgentBusy, BadOption, Damaged, HistoriesDiverged, Re
 from holdfast.store.changes import Objects, pack_node
 from holdfast.store.sqlite import Sqlite
 from tests.agent import child
-from tests.agent.damage import memory, spoil
+from tests.agent.damage import spoil
 from tests.agent.histories import act, assert_same, forget, grow, numbers, plain, sound, view
 from tests.conftest import SOAK
 from tests.faults.rich import small_limits
 from tests.lives import dies
+from tests.memory import memory
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tests.agent.damage import (
     build,
     delete,
     every_row,
-    memory,
     opened,
     picture,
     pictured,
@@ -31,6 +30,7 @@ from tests.agent.damage import (
     write,
 )
 from tests.conftest import SOAK
+from tests.memory import memory
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,7 @@ DONE = [f"{what} {turn}" for turn in range(2) for what in ("one", "two", "last")
 def live(folder: Path, kind: str, durability: str, how: str) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", kind, durability, how]
-    return warm.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return warm.run(command, loaded=warm.LANGGRAPH, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def check_done_once(folder: Path, life: subprocess.CompletedProcess[str]) -> None:

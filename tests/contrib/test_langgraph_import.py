@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import HoldfastSaver, import_threads
 from holdfast.contrib.langgraph.imports import parents_first
 from holdfast.contrib.langgraph.thread import writes_said
+from tests import warm
 from tests.contrib import graphs
 from tests.contrib.graphs import seen
 from tests.contrib.threads import chain, checkpoint, config, same, told
@@ -743,10 +743,13 @@ def test_the_command_says_what_failed_and_ends_with_the_errors_code(sqlite_sourc
 
 
 SCRIPT = """
-import sqlite3
+import enum, sqlite3, sys
 from dataclasses import dataclass
+from typing import NamedTuple
+import pydantic
 from langgraph.checkpoint.sqlite import SqliteSaver
-from tests.contrib.threads import META, checkpoint, config, same
+from holdfast.contrib.langgraph import HoldfastSaver, import_threads
+from tests.contrib.threads import META, checkpoint, config
 
 
 @dataclass
@@ -754,11 +757,29 @@ class Offer:
     price: int
 
 
-if __name__ == "__main__":
+class Seat(enum.Enum):
+    AISLE = "aisle"
+
+
+class Leg(NamedTuple):
+    start: str
+    end: str
+
+
+class Trip:
+    class Plan(pydantic.BaseModel):
+        days: int
+
+
+if __name__ == "__main__" and not sys.argv[1:]:
     saver = SqliteSaver(sqlite3.connect("old.db"))
     saver.setup()
+    values = {"offer": Offer(7), "rest": [Seat.AISLE, {"leg": Leg("a", "b")}, Trip.Plan(days=3)]}
     for name in ("one", "two"):
-        saver.put(config(name), checkpoint({"offer": Offer(7)}), META, {})
+        saver.put_writes(saver.put(config(name), checkpoint(values), META, {}), [("offer", Offer(8))], "task")
+elif __name__ == "__main__":
+    with HoldfastSaver(sys.argv[1], types=["__main__"]) as ours:
+        assert import_threads("sqlite:///old.db", ours).ok
 """
 
 
@@ -769,8 +790,13 @@ def test_classes_that_a_script_saved_come_over_when_the_script_is_named(tmp_path
     (tmp_path / "other_script.py").write_text(
         "from dataclasses import dataclass\n@dataclass\nclass Offer:\n    x: int\n"
     )
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "shop_script.py"], check=True, env=here)
+
+    def program(*words):
+        here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        command = [sys.executable, *words]
+        return warm.run(command, loaded=warm.LANGGRAPH, env=here, capture_output=True, text=True, check=True).stdout
+
+    program("shop_script.py")
     shown = command("sqlite:///old.db", code=4).out
     assert "the type Offer of the script that saved it, which is not named here" in shown
     assert "--types script.py" in shown
@@ -780,16 +806,21 @@ def test_classes_that_a_script_saved_come_over_when_the_script_is_named(tmp_path
         assert store.agents() == []
         assert store._db.view.agents() == [], "nothing of a thread that could not come is left"
     command("sqlite:///old.db", "--types", "shop_script")
-    from shop_script import Offer
+    assert main(["--store", "by file", "import", "langgraph", "sqlite:///old.db", "--types", "shop_script.py"]) == 0
+    program("shop_script.py", "by itself")
+    from shop_script import Leg, Offer, Seat, Trip
 
-    with HoldfastSaver(store_path) as saver:
-        assert saver.get_tuple(config("two")).checkpoint["channel_values"] == {"offer": Offer(7)}
+    for place in (store_path, "by file", "by itself"):
+        with HoldfastSaver(place) as saver:
+            found = saver.get_tuple(config("two"))
+            assert found.pending_writes == [("task", "offer", Offer(8))]
+            values = found.checkpoint["channel_values"]
+            assert values == {"offer": Offer(7), "rest": [Seat.AISLE, {"leg": Leg("a", "b")}, Trip.Plan(days=3)]}
     (tmp_path / "goes_on.py").write_text(
         "import shop_script\nfrom holdfast.contrib.langgraph import HoldfastSaver\n"
         "print(HoldfastSaver('store').get_tuple({'configurable': {'thread_id': 'one'}}).checkpoint['channel_values'])\n"
     )
-    done = subprocess.run([sys.executable, "goes_on.py"], env=here, capture_output=True, text=True, check=False)
-    assert "Offer(price=7)" in done.stdout, done.stderr
+    assert "Offer(price=7)" in program("goes_on.py")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import HoldfastError
 from tests.contrib.tampering import CHANGES, FILES, HONEST, OURS, PERSON, THEIRS, UNCHAINED
 from tests.contrib.threads import checkpoint, config, told
-from tests.faults.campaign import memory
+from tests.memory import memory
 
 STEPS = 30
 NO_CHANGE, SILENT, BY_READING, BY_VERIFY = "same answers", "silent", "reading", "verify"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import enum
 import gc
-import subprocess
 import sys
 import textwrap
 import types
@@ -28,6 +27,7 @@ from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.contrib.langgraph.tuples import Reader
 from holdfast.contrib.langgraph.types import classes_of, registry_for
 from holdfast.errors import BadOption, SchemaMismatch, UnknownType
+from tests import warm
 from tests.contrib import langgraph_values as kinds
 from tests.contrib.threads import META, checkpoint, config
 
@@ -177,9 +177,8 @@ else:
 
 def run(tmp_path, word: str, *, kind: str = "Offer", before: str = "", more: str = "", script: str = "program.py"):
     (tmp_path / script).write_text(PROGRAM.format(kind=kind, before=before, more=more))
-    return subprocess.run(
-        [sys.executable, script, "store", word], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, script, "store", word]
+    return warm.run(command, loaded=warm.LANGGRAPH, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("kind", ["Offer", "shop.Deal"])

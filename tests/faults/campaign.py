@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +24,6 @@ from holdfast.store.sqlite import Sqlite
 ROOT = Path(__file__).resolve().parents[2]
 FOUND_MAX = 50
 """After so many broken promises a campaign has shown what it can; more would only repeat it."""
-
-SHM = "/dev/shm"
-SHM_MIN_BYTES = 2 * 2**30
 
 T = TypeVar("T")
 
@@ -113,20 +109,6 @@ def campaign(
         return function
 
     return register
-
-
-@contextmanager
-def memory(prefix: str = "holdfast-") -> Iterator[Path]:
-    """A directory in memory where there is one, with room for all who work there at once."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=SHM if _roomy() else None) as directory:
-        yield Path(os.path.realpath(directory))
-
-
-def _roomy() -> bool:
-    if not os.access(SHM, os.W_OK | os.X_OK):
-        return False
-    found = os.statvfs(SHM)
-    return found.f_bavail * found.f_frsize >= SHM_MIN_BYTES
 
 
 @contextmanager

@@ -22,9 +22,10 @@ import holdfast
 from holdfast.errors import HoldfastError, NotAStore
 from holdfast.store.tables import TABLES
 from tests.faults import script
-from tests.faults.campaign import Task, campaign, memory, quiet, remembering
+from tests.faults.campaign import Task, campaign, quiet, remembering
 from tests.faults.disk import Disk
 from tests.faults.replay import Replay, State
+from tests.memory import memory
 
 ABSENT = "absent"
 STATES_PER_CALL = 2.5  # about so many different ones there are without samples

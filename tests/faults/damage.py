@@ -27,7 +27,8 @@ from holdfast.store.rows import SHAPES
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report
 from tests.faults import rich
-from tests.faults.campaign import Task, campaign, memory, quiet, remembering
+from tests.faults.campaign import Task, campaign, quiet, remembering
+from tests.memory import memory
 
 # Of the changes that a part of verify finds, every so many-th goes through all of it: finding must not hide a crash.
 FULL_EVERY = 29

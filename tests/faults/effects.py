@@ -20,9 +20,10 @@ from typing import Any
 import holdfast
 from tests import warm
 from tests.faults import effects_child as child
-from tests.faults.campaign import Task, campaign, memory, quiet
+from tests.faults.campaign import Task, campaign, quiet
 from tests.lives import Life
 from tests.lives import Troupe as Lives
+from tests.memory import memory
 from tests.run.world import World
 
 POINTS = (

@@ -16,8 +16,9 @@ import atheris
 with atheris.instrument_imports(include=["holdfast"], enable_loader_override=False):
     from holdfast.crash import dumpfile, kinds, open_dump, records  # noqa: F401  loaded late otherwise
     from tests.faults import hostile
-    from tests.faults.campaign import memory, quiet, remembering
+    from tests.faults.campaign import quiet, remembering
     from tests.faults.parsers import PARSERS
+    from tests.memory import memory
 
 
 def main() -> None:

@@ -26,9 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from tests.faults.campaign import ROOT, Task, campaign, memory, quiet, remembering
+from tests.faults.campaign import ROOT, Task, campaign, quiet, remembering
 from tests.faults.isolated import Died, isolated
 from tests.faults.parsers import PARSERS, Parser, build
+from tests.memory import memory
 
 MEMORY_BYTES = 256 * 2**20
 TIME_S = 1.0

@@ -14,9 +14,10 @@ from typing import Any
 import holdfast
 import holdfast.agent.store  # its limits are changed
 from holdfast.errors import NothingToUndo
-from tests.faults.campaign import memory, quiet
+from tests.faults.campaign import quiet
 from tests.limits import limits
 from tests.lives import say, serve
+from tests.memory import memory
 
 # Seals, segments, bulk values and foldings of the log happen often enough to be hit.
 SMALL = {

@@ -22,7 +22,7 @@ import holdfast
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError
 from tests.faults.calls import CHANGES, Call
-from tests.faults.campaign import Skip, Task, campaign, memory, quiet
+from tests.faults.campaign import Skip, Task, campaign, quiet
 from tests.faults.disk import Disk
 from tests.faults.failing import FEW_TRIES, known_sites
 from tests.faults.isolated import Died, isolated
@@ -32,6 +32,7 @@ from tests.faults.stage import LIVES, Life, Stage, stage
 from tests.faults.victim import Victim
 from tests.limits import limits
 from tests.lives import Troupe, die
+from tests.memory import memory
 
 # -- at random moments ----------------------------------------------------------------------------------
 

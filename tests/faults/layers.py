@@ -23,11 +23,12 @@ import holdfast
 from holdfast.errors import AgentBusy, HoldfastError, NothingToUndo
 from holdfast.process import criu
 from holdfast.process.trees import content_digest
-from tests.faults.campaign import ROOT, Skip, Task, campaign, memory, quiet
+from tests.faults.campaign import ROOT, Skip, Task, campaign, quiet
 from tests.faults.kills import _killed, _syscalls, traced, whole
 from tests.faults.script import Broken, Ledger
 from tests.faults.stage import Life, stage
 from tests.lives import Troupe, say, serve
+from tests.memory import memory
 from tests.process.programs import Program, until
 
 Tree = dict[str, bytes | str | None]

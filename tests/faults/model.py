@@ -19,10 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import holdfast
 from tests.faults import script
-from tests.faults.campaign import Task, campaign, memory, quiet, remembering
+from tests.faults.campaign import Task, campaign, quiet, remembering
 from tests.faults.crashes import lay_out
 from tests.faults.disk import Disk
 from tests.faults.replay import Replay
+from tests.memory import memory
 
 STEPS = 60
 EXAMPLES = 60  # at once: time is looked at in between

@@ -48,9 +48,10 @@ from holdfast.store.rows import Place, chunk_digest, node_digest, read_body
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import initial, remembered, witness_report
 from tests.faults import damage, rich
-from tests.faults.campaign import memory, quiet, remembering
+from tests.faults.campaign import quiet, remembering
 from tests.faults.isolated import isolated
 from tests.limits import limits
+from tests.memory import memory
 
 
 @dataclass(frozen=True)

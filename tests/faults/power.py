@@ -26,10 +26,11 @@ import holdfast
 import holdfast.agent.store
 from holdfast.errors import DiskFull, HoldfastError
 from tests.faults import script
-from tests.faults.campaign import Skip, Task, campaign, memory, quiet, remembering
+from tests.faults.campaign import Skip, Task, campaign, quiet, remembering
 from tests.faults.isolated import Died, isolated
 from tests.faults.stage import check
 from tests.faults.victim import Victim
+from tests.memory import memory
 
 SHUTDOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN: one number for both."""

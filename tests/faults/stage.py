@@ -16,8 +16,9 @@ from pathlib import Path
 import holdfast
 from holdfast.errors import KeyNeeded, WrongKey
 from tests.faults import crashes, script
-from tests.faults.campaign import memory, quiet, remembering
+from tests.faults.campaign import quiet, remembering
 from tests.faults.script import Broken, Ledger
+from tests.memory import memory
 
 KEY = "5e" * 32
 NEW_KEY = "6f" * 32

@@ -11,8 +11,8 @@ import pytest
 import holdfast
 from holdfast.errors import Damaged, HoldfastError
 from tests.faults import rich
-from tests.faults.campaign import memory
 from tests.faults.damage import make, open_damaged, poke, sql, tells_of_a_move
+from tests.memory import memory
 
 
 def test_an_old_database_put_back_is_noticed(tmp_path):

@@ -21,7 +21,8 @@ from typing import Any
 import holdfast
 from holdfast.errors import AgentBusy, Contention, Fenced, Stale, StoreClosed, UnknownAgent
 from tests.faults import script
-from tests.faults.campaign import Task, campaign, memory, quiet, remembering
+from tests.faults.campaign import Task, campaign, quiet, remembering
+from tests.memory import memory
 
 PROCESSES = 32
 FEW_PROCESSES = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from tests.agent.damage import memory
+from tests.memory import memory
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hypothesis import strategies as st
 
 from holdfast.process.scan import Scanner
 from holdfast.process.trees import Content, Entry, Tree
+from tests.memory import memory
 
 Plain = dict[bytes, tuple[int, bytes | None]]
 """By path: mode, and a file's bytes, a link's target, or None for a directory."""
@@ -90,10 +90,9 @@ def look(root: Path) -> Plain:
 @contextmanager
 def room() -> Iterator[Path]:
     """A directory in memory, where there is such a place: many restores are tried there, and each of them flushes."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(prefix="holdfast-test-", dir=memory if os.access(memory, os.W_OK) else None) as place:
-        os.chmod(place, 0o755)
-        yield Path(place)
+    with memory() as place:
+        place.chmod(0o755)
+        yield place
 
 
 def as_nobody(act: Callable[[], object]) -> None:

@@ -28,10 +28,11 @@ from holdfast.process.workspace import Workspace
 from holdfast.store import processes
 from holdfast.store.changes import Change
 from holdfast.store.packs import Packs
-from tests.agent.damage import KEY, memory
+from tests.agent.damage import KEY
 from tests.codec.fuzz import SMALL
 from tests.limits import limits
 from tests.lives import CHANGES, die, dies
+from tests.memory import memory
 
 
 def tree(root: Path) -> dict[str, tuple[int, bytes | str | None]]:

@@ -19,6 +19,7 @@ from holdfast.run.resilience import Clock
 from holdfast.run.scope import active, number_tasks
 from holdfast.run.steps import drive, drive_later
 from holdfast.store.rows import BEGINNING, End, link
+from tests import memory
 
 NAME = "trip-7"
 FOLDERS = []
@@ -156,8 +157,7 @@ class Bench:
 
 
 def _folder():
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="bench-", dir=memory if memory.is_dir() else None))
+    return Path(tempfile.mkdtemp(prefix="bench-", dir=memory.place()))
 
 
 @cache

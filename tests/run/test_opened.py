@@ -18,9 +18,10 @@ from holdfast.run import store as run_store
 from holdfast.run.listing import runs_of
 from holdfast.run.waiting import Until
 from holdfast.store.changes import now_us
-from tests.agent.damage import KEY, memory
+from tests.agent.damage import KEY
 from tests.conftest import SOAK
 from tests.lives import die, dies
+from tests.memory import memory
 from tests.run.bench import Crash
 
 

@@ -858,6 +858,7 @@ def test_a_file_counts_where_the_store_was_opened_wherever_the_program_goes(plac
         monkeypatch.chdir(elsewhere)
         assert store.agent("trip-7").when == store.when("trip-8") == When(every_s=30)
     elsewhere.joinpath("holdfast.toml").unlink()
+    assert list(elsewhere.iterdir()) == []
     elsewhere.rmdir()
     with holdfast.open(place) as store:  # from a directory that is gone
         assert store.when("trip-8") == (When(adaptive=True) if on_server else When(every_s=30))
