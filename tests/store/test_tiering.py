@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, ReadOnly, StoreFailed
+from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, ReadOnly, StoreBusy, StoreFailed
 from holdfast.store.objects import MARK
 from tests import warm
 from tests.limits import limits
@@ -253,6 +253,26 @@ def test_what_a_policy_lets_go_goes_there_too(store_path, tmp_path):
         store.retain(Policy(last=1))
         assert packs(cold) == []
         assert store.verify().ok
+
+
+def test_bringing_all_back_leaves_nothing_there_that_a_policy_let_go_while_the_place_was_away(store_path, tmp_path):
+    before = filled(store_path)
+    cold, away = tmp_path / "cold", tmp_path / "away"
+    with holdfast.open(store_path) as store:
+        store.tier(cold)
+        assert len(packs(cold)) == 3
+        cold.rename(away)
+        store.retain(Policy(last=1))
+        away.rename(cold)
+        assert len(packs(cold)) == 3
+        with store._db.moment(), pytest.raises(StoreBusy, match="somebody reads"):
+            store.tier()
+        assert store.tier().packs == 0
+        assert packs(cold) == []
+        assert states(store) == {"w3": before["w3"]}
+        assert store.verify().ok
+        assert store.stats()["cold"] == []  # so another place can be given
+        store.tier(tmp_path / "elsewhere")
 
 
 def test_what_a_policy_keeps_may_lie_in_a_place_that_is_away(store_path, tmp_path):

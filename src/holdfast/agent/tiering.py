@@ -100,6 +100,7 @@ def bring_back(store: Store, progress: Progress, *, dry_run: bool) -> Tiering:
         return Tiering(place, len(chosen), sum(chosen.values()), done=False)
     moved = _moved(store, place, chosen, store._db.packs.warm, progress)
     if moved.packs == len(chosen):
+        store._db.packs.clear(store._db.view, store._db.engine)  # nobody looks there any more
         store._db.change(lambda change: change.set_fact(COLD, None))
         store._db.packs.cold = None
     return moved

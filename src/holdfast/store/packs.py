@@ -366,6 +366,24 @@ class Packs:
         """Bring a pack back. False: as for ``chill``."""
         return self._move(view, engine, pack, self._cold(), self.here)
 
+    def clear(self, view: View, engine: Engine) -> None:
+        """Delete what lies in the colder place and what no row names, before the store forgets the place.
+
+        However young: packs get there only while a row names them, so nobody is about to name one.
+        """
+        place = self._cold()
+        left = {name for name, _ in place.names() if _pack_of(name)}
+        if not left - (named := {file_name(pack) for pack in view.packs()}):
+            return
+        with engine.sweeping() as free:
+            if not free:
+                raise StoreBusy(
+                    f"packs that nothing needs any more stay in {place.place}: somebody reads the store just now",
+                    hint="Nothing is lost. Run `holdfast tier --back` again.",
+                )
+            for name in left - named:
+                place.delete(name)
+
     def _cold(self) -> Objects:
         if self.cold is None:
             raise BadOption("this store has no colder place", hint="`holdfast tier --to PLACE` gives it one.")
