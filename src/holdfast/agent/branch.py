@@ -30,6 +30,7 @@ from holdfast.errors import (
     AtomicOpen,
     BadOption,
     Damaged,
+    ForkLost,
     HoldfastError,
     StoreBusy,
     StorePoisoned,
@@ -461,7 +462,12 @@ class BranchWriter(Commits):
                 except Unsure:
                     self._ask(made)
                 except HoldfastError as error:
-                    self._drop(error)
+                    lost = ForkLost(
+                        "a checkpoint of a copy of this process names something that was let go meanwhile;"
+                        " nothing of it is visible",
+                        hint="The next checkpoint has all that was in it.",
+                    )
+                    self._drop(lost if isinstance(error, Refused) and self._stands(made) else error)
                 if made.error is None:
                     self._counted(made)
         if made.error is not None:
