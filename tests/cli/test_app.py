@@ -60,6 +60,9 @@ def test_every_error_has_the_exit_code_of_its_group():
 
 def test_help_lists_every_verb(cli):
     out = cli("--help", store=None).out
+    # What a terminal of 24 lines shows of it says what to type first; the help of a verb does not.
+    assert "holdfast demo " in "".join(out.splitlines(keepends=True)[-20:])
+    assert "New here?" not in cli("log", "--help", store=None).out
     for verb in VERBS:
         assert re.search(rf"│ {verb} +\w.*[.?] *│", out), f"{verb} does not fit into a line"
     for verb in VERBS:

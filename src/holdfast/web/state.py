@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
@@ -312,7 +312,7 @@ def diff(store: Store, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _files(found: list[FileChange]) -> dict[str, Any]:
+def _files(found: Sequence[FileChange]) -> dict[str, Any]:
     """Files that differ; of the first ones, if they are short texts, also the lines."""
     left = FILES_READ
 
@@ -320,8 +320,12 @@ def _files(found: list[FileChange]) -> dict[str, Any]:
         nonlocal left
         left -= 1
         sides = [side.size for side in (one.old, one.new) if side is not None]
-        lines = one.diff() if left >= 0 and one.kind == "changed" and max(sides) <= FILE_BYTES else []
-        about = {**brief(one.to_json()), "summary": one.summary()}
+        summary, lines = one.summary(), []
+        try:
+            lines = one.diff() if left >= 0 and one.kind == "changed" and max(sides) <= FILE_BYTES else []
+        except HoldfastError as error:  # what else differs can be shown
+            summary += f"; its lines cannot be read: {error.message}"
+        about = {**brief(one.to_json()), "summary": summary}
         return about | some("lines", list(_numbered(lines)), FILE_LINES, brief)
 
     return some("files", found, CHANGES, shown)
