@@ -275,6 +275,45 @@ def test_bringing_all_back_leaves_nothing_there_that_a_policy_let_go_while_the_p
         store.tier(tmp_path / "elsewhere")
 
 
+BACK = "import holdfast, sys\nwith holdfast.open(sys.argv[1]) as store: print(store.tier().packs)"
+
+
+def brought_back(path):
+    """How many packs another process has brought back."""
+    done = warm.run([sys.executable, "-c", BACK, str(path)], capture_output=True, text=True, timeout=180, check=True)
+    return int(done.stdout)
+
+
+def test_a_place_that_another_process_has_given_up_is_known_again_before_a_pack_goes_there(store_path, tmp_path):
+    before = filled(store_path)
+    with holdfast.open(store_path) as store:
+        assert store.tier(tmp_path / "cold").packs == 3
+        assert brought_back(store_path) == 3
+        assert store.tier(tmp_path / "cold").packs == 3
+        assert brought_back(store_path) == 3, "or nobody else would look there"
+    with holdfast.open(store_path) as store:
+        assert store.verify().ok
+        assert states(store) == before
+
+
+def test_no_pack_goes_to_a_place_that_another_process_gives_up_meanwhile(store_path, tmp_path):
+    before = filled(store_path)
+    with holdfast.open(store_path) as store:
+        moves = []
+
+        def after_the_first(what, done, total):
+            if not moves:
+                moves.append((brought_back(store_path), what, done, total))
+
+        with pytest.raises(StoreBusy, match="somebody else brings the packs back"):
+            store.tier(tmp_path / "cold", progress=after_the_first)
+        assert moves == [(1, "packs", 1, 3)]
+    assert packs(tmp_path / "cold") == []
+    with holdfast.open(store_path) as store:
+        assert store.verify().ok
+        assert states(store) == before
+
+
 def test_what_a_policy_keeps_may_lie_in_a_place_that_is_away(store_path, tmp_path):
     before = filled(store_path)
     with holdfast.open(store_path) as store:

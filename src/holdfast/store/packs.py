@@ -358,31 +358,37 @@ class Packs:
             found.append({"place": place.place, "packs": len(there), "reachable": reachable})
         return found
 
-    def chill(self, view: View, engine: Engine, pack: bytes) -> bool:
-        """Move a pack to the colder place. False: not yet: somebody has a moment open, or moves it too; try later."""
-        return self._move(view, engine, pack, self.here, self._cold())
+    def chill(self, view: View, engine: Engine, pack: bytes, known: Callable[[], bool]) -> bool:
+        """Move a pack to the colder place. False: not yet: somebody has a moment open, or moves it too; try later.
+
+        ``known``: whether the store knows of the place. It may be given up meanwhile: then nobody would look there.
+        """
+        return self._move(view, engine, pack, self.here, self._cold(), known)
 
     def warm(self, view: View, engine: Engine, pack: bytes) -> bool:
         """Bring a pack back. False: as for ``chill``."""
-        return self._move(view, engine, pack, self._cold(), self.here)
+        return self._move(view, engine, pack, self._cold(), self.here, lambda: True)
 
-    def clear(self, view: View, engine: Engine) -> None:
-        """Delete what lies in the colder place and what no row names, before the store forgets the place.
+    def give_up(self, view: View, engine: Engine, forget: Callable[[], object]) -> bool:
+        """Let the store forget the colder place, and leave nothing there. False: a pack that it needs is there.
 
-        However young: packs get there only while a row names them, so nobody is about to name one.
+        What no row names is deleted however young it is: packs get there only while a row names them.
         """
         place = self._cold()
-        left = {name for name, _ in place.names() if _pack_of(name)}
-        if not left - (named := {file_name(pack) for pack in view.packs()}):
-            return
         with engine.sweeping() as free:
             if not free:
                 raise StoreBusy(
-                    f"packs that nothing needs any more stay in {place.place}: somebody reads the store just now",
+                    f"{place.place} is not given up yet: somebody reads the store just now",
                     hint="Nothing is lost. Run `holdfast tier --back` again.",
                 )
-            for name in left - named:
+            there = {name for name, _ in place.names() if _pack_of(name)}
+            if there & {file_name(pack) for pack in view.packs()}:
+                return False
+            for name in there:
                 place.delete(name)
+            forget()
+        self.cold = None
+        return True
 
     def _cold(self) -> Objects:
         if self.cold is None:
@@ -400,7 +406,9 @@ class Packs:
             self._apart = True
         return self.cold
 
-    def _move(self, view: View, engine: Engine, pack: bytes, source: Objects, target: Objects) -> bool:
+    def _move(
+        self, view: View, engine: Engine, pack: bytes, source: Objects, target: Objects, known: Callable[[], bool]
+    ) -> bool:
         """Copied, read back and proven, then deleted. Killed anywhere, it is in one of the two places, or in both."""
         name = file_name(pack)
         found = self._rows(view, pack)
@@ -424,7 +432,7 @@ class Packs:
             if all(place.size(name) is None for place in (source, target, source)):
                 raise
             return False  # somebody else is moving it
-        return _drop(engine, name, found[0], source, other=target)
+        return _drop(engine, name, found[0], source, other=target, known=known)
 
     def _require_whole(self, place: Objects, pack: bytes, size: int, chunks: Sequence[Chunk]) -> None:
         for flaw in self._flaws(place, pack, size, chunks).values():
@@ -474,11 +482,20 @@ def _delete_stray(place: Objects, name: str, view: View) -> bool:
     return True
 
 
-def _drop(engine: Engine, name: str, size: int, at: Objects, *, other: Objects) -> bool:
-    """Delete a copy, if the other one is still there. Nobody else deletes that one meanwhile, for the same reason."""
+def _drop(
+    engine: Engine, name: str, size: int, at: Objects, *, other: Objects, known: Callable[[], bool] | None = None
+) -> bool:
+    """Delete a copy, if the other one is still there. Nobody else deletes that one meanwhile, for the same reason.
+
+    Where that is no longer ``known``, it goes instead.
+    """
     with engine.sweeping() as free:
         if not free or other.size(name) != size:
             return False
+        if known is not None and not known():
+            if at.size(name) == size:
+                other.delete(name)
+            raise StoreBusy(f"somebody else brings the packs back from {other.place}", hint="Nothing is lost.")
         at.delete(name)
         return True
 
