@@ -430,12 +430,12 @@ class BranchWriter(Commits):
                         mark_suspect(change, moved, made.id, reason)
                         return change.move_to(moved, change.point(firm.head))
 
+                    self._astray = True  # whatever comes out of the next line but an answer, the store is asked
+                    self._now = Now(firm, (), made.onto, self._now.opened)
                     firm = self._db.change(aside, firm.b)
             except BaseException as error:
-                if isinstance(error, Unsure):
-                    b = firm.b
-                    firm = self._db.change(lambda change: change.branch_at(b), b)  # it waits for what is still written
-                elif isinstance(error, HoldfastError) and not isinstance(error, StorePoisoned):
+                if isinstance(error, HoldfastError) and not isinstance(error, (Unsure, StorePoisoned)):
+                    self._astray = False
                     self._discard(made)  # otherwise it may be there
                 if made.captured is not None:
                     self._take_back(document, made.captured.before, [made.captured])
@@ -443,6 +443,7 @@ class BranchWriter(Commits):
             finally:  # whatever happened, the branch stands where it stood
                 self._now = Now(firm, (), made.onto, self._now.opened)
                 self._unsealed, self._unsealed_bytes, self._stall_us = before
+            self._astray = False
             return made.id
 
     def take(self, made: Pending, firm: Branch) -> None:
