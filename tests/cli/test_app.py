@@ -183,6 +183,26 @@ def test_ctrl_c_ends_quietly(filled):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+STRUCK = """
+import os, signal, sys
+
+class Strikes:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Strikes())
+from holdfast.cli import main
+sys.exit(main(["agents"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["holdfast.cli.app", "holdfast.cli.session", "holdfast.cli.agents"])
+def test_ctrl_c_while_modules_are_loaded_prints_nothing_either(module):
+    done = subprocess.run([sys.executable, "-c", STRUCK, module], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_completion_script_for(shell):
     script = app.generate_completion(shell=shell)

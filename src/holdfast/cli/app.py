@@ -138,10 +138,10 @@ def launch(
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; every way it can end becomes an exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # text that the encoding lacks is escaped, never a reason to fail
-            stream.reconfigure(errors="backslashreplace")
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # text that the encoding lacks is escaped, never a reason to fail
+                stream.reconfigure(errors="backslashreplace")
         if "run" in arguments:
             from holdfast.cli.run import marked
 
