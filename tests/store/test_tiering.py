@@ -368,6 +368,9 @@ def test_a_place_that_is_gone_for_good_can_be_given_up(store_path, tmp_path):
         where.mkdir(parents=True)
         (where / MARK).touch()  # as the guide says
         assert any("is missing" in problem.detail for problem in store.verify().problems)
+        with pytest.raises(Damaged, match="which stays known"):
+            store.tier()
+        assert store.stats()["cold"][0]["reachable"]
     assert not holdfast.repair(store_path, tmp_path / "repaired").whole
     with holdfast.open(tmp_path / "repaired") as store:
         assert store.verify().ok

@@ -372,7 +372,8 @@ class Packs:
     def give_up(self, view: View, engine: Engine, forget: Callable[[], object]) -> bool:
         """Let the store forget the colder place, and leave nothing there. False: a pack that it needs is there.
 
-        What no row names is deleted however young it is: packs get there only while a row names them.
+        What no row names is deleted however young it is: packs get there only while a row names them. While a pack is
+        nowhere the place stays known: it may be found again there.
         """
         place = self._cold()
         with engine.sweeping() as free:
@@ -382,8 +383,11 @@ class Packs:
                     hint="Nothing is lost. Run `holdfast tier --back` again.",
                 )
             there = {name for name, _ in place.names() if _pack_of(name)}
-            if there & {file_name(pack) for pack in view.packs()}:
+            needed = {file_name(pack) for pack in view.packs()}
+            if there & needed:
                 return False
+            if lost := needed - {name for name, _ in self.here.names()}:
+                raise missing(min(lost), f" here and in {place.place}, which stays known")
             for name in there:
                 place.delete(name)
             forget()
