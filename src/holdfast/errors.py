@@ -800,7 +800,7 @@ class ForkedHandle(Unavailable):
 
 
 class ForkLost(Unavailable):
-    """A copy of this process, made by a fork, is gone before it was done: it was killed, or memory was short."""
+    """What a copy of this process, made by a fork, was to save is not there: it was killed, or memory was short."""
 
     kind = "fork-lost"
 

@@ -106,6 +106,7 @@ CALLS = {
     "records": lambda agent: agent._writer.append(RECORDS, flush=True),
     "undo": lambda agent: agent.undo(),
     "rollback": lambda agent: agent.rollback("0"),
+    "beside": lambda agent: agent._writer.beside(agent._document, "beside", "a test said so", ""),
 }
 SAVING = ("checkpoint", "sealed", "bulk", "flush")
 

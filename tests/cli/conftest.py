@@ -66,7 +66,7 @@ def forms():
 
 
 FORMS = forms()
-ALIKE = dict.fromkeys(("pull", "backup", "move", "import-bundle"), "push")
+ALIKE = dict.fromkeys(("pull", "backup", "import-bundle"), "push")
 # The page has them in words, or they have several forms.
 OTHERWISE = ("signals", "signal.drop", "key", "dump")
 OPTIONAL = {"old", "new", "changes", "why", "used_by"}  # where there are such values

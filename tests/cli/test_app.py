@@ -60,6 +60,9 @@ def test_every_error_has_the_exit_code_of_its_group():
 
 def test_help_lists_every_verb(cli):
     out = cli("--help", store=None).out
+    # What a terminal of 24 lines shows of it says what to type first; the help of a verb does not.
+    assert "holdfast demo " in "".join(out.splitlines(keepends=True)[-20:])
+    assert "New here?" not in cli("log", "--help", store=None).out
     for verb in VERBS:
         assert re.search(rf"│ {verb} +\w.*[.?] *│", out), f"{verb} does not fit into a line"
     for verb in VERBS:
@@ -177,6 +180,26 @@ def test_ctrl_c_ends_quietly(filled):
             check=False,
         )
         other.kill()
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+STRUCK = """
+import os, signal, sys
+
+class Strikes:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Strikes())
+from holdfast.cli import main
+sys.exit(main(["agents"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["holdfast.cli.app", "holdfast.cli.session", "holdfast.cli.agents"])
+def test_ctrl_c_while_modules_are_loaded_prints_nothing_either(module):
+    done = subprocess.run([sys.executable, "-c", STRUCK, module], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

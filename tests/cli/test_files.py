@@ -105,7 +105,7 @@ def test_every_verb_says_that_a_directory_is_half_way(cli, store_path, repo, tmp
     there = [str(tmp_path / name) for name in ("pushed", "kept", "moved", "pulled", "a bundle")]
     for words in (
         ["agents"], ["log", "coder"], ["doctor"], ["verify"], ["push", there[0]], ["backup", there[1]],
-        ["move", there[2]], ["export", there[4], "coder"],
+        ["move", there[2], "--yes"], ["export", there[4], "coder"],
         ["rollback", "coder", "--to", "two", "--load", "json", "--dry-run"], ["stats"],
     ):  # fmt: skip
         assert "is half-way between two checkpoints: files of coder" in cli(*words).err, words

@@ -67,7 +67,7 @@ def test_a_backup_may_be_made_while_others_write(cli, elsewhere, tmp_path):
 def test_a_moved_store_is_only_read_and_says_where_everything_is(cli, filled, tmp_path):
     dest = tmp_path / "dest"
     before = {words: cli(*words, "--json").json for words in (("log", "trip-7"), ("show", "trip-7"), ("tag", "trip-7"))}
-    done = cli("move", str(dest))
+    done = cli("move", str(dest), "--yes")
     assert done.code == 0
     assert done.out.splitlines()[-1] == f"{filled} can only be read from now on. Programs open {dest}."
     assert ids(cli, dest) == ids(cli, filled)
@@ -84,13 +84,25 @@ def test_a_moved_store_is_only_read_and_says_where_everything_is(cli, filled, tm
     assert cli("verify", store=dest).code == 0
 
 
+def test_a_store_is_moved_only_if_somebody_says_so(cli, filled, tmp_path):
+    dest = tmp_path / "dest"
+    for words in ((), ("--dry-run",)):
+        kept = cli("move", str(dest), *words)
+        assert (kept.code, "programs have to open the other one" in kept.out) == (0 if words else 9, True)
+    assert cli("move", str(dest), "--json").json["done"] is False
+    assert not dest.exists()
+    assert cli("tag", "trip-7", "goes-on").code == 0
+    assert cli("move", str(dest), "--yes", "--json").json["done"] is True
+    assert cli("tag", "trip-7", "refused").code == 2
+
+
 def test_a_store_that_is_open_elsewhere_is_not_moved(cli, filled, elsewhere, tmp_path):
-    refused = cli("move", str(tmp_path / "dest"))
+    refused = cli("move", str(tmp_path / "dest"), "--yes")
     assert (refused.code, "open elsewhere" in refused.err) == (3, True)
     elsewhere.kill()
     elsewhere.wait()
     assert cli("tag", "trip-7", "here").code == 0
-    assert cli("move", str(tmp_path / "dest"), "--json").json["schema"] == "holdfast.move/1"
+    assert cli("move", str(tmp_path / "dest"), "--yes", "--json").json["schema"] == "holdfast.move/1"
     assert "here" in cli("tag", "trip-7", store=tmp_path / "dest").out
 
 
@@ -100,7 +112,7 @@ def test_what_moves_can_get_a_key_and_a_place_for_large_values(cli, filled, tmp_
     with holdfast.open(filled, inert=True) as store, store.agent("photos") as agent:
         agent.state["photo"] = bytes(range(256)) * 2000
         agent.checkpoint()
-    assert cli("move", str(dest), "--dest-key-file", str(key), "--objects", str(bulk)).code == 0
+    assert cli("move", str(dest), "--yes", "--dest-key-file", str(key), "--objects", str(bulk)).code == 0
     assert list(bulk.rglob("*.pack"))
     assert not list(dest.rglob("*.pack"))
     assert cli("verify", store=dest).code == 4, "it needs the key"
@@ -136,21 +148,21 @@ def test_a_move_that_was_killed_before_it_carried_the_open_runs_is_finished_by_d
 
     assert dies(killed, 1, (move, "_carry_open"))
     time.sleep(NAP_S)
-    refused = cli("move", str(tmp_path / "other"), store=here)
+    refused = cli("move", str(tmp_path / "other"), "--yes", store=here)
     assert (refused.code, f"was moved to {dest}" in refused.err) == (2, True)
     assert not (tmp_path / "other").exists()
     with holdfast.open(dest) as store:
         assert store.due() == []
     for _ in range(2):
-        done = cli("move", str(dest), store=here)
+        done = cli("move", str(dest), "--yes", store=here)
         assert (done.code, done.out) == (0, f"{here} can only be read from now on. Programs open {dest}.\n")
-        assert cli("move", str(dest), "--json", store=here).json["agents"] == []
+        assert cli("move", str(dest), "--yes", "--json", store=here).json["agents"] == []
         with holdfast.open(dest) as store:
             assert [run.id for run in store.due()] == ["r"]
     with holdfast.open(dest) as store, store.agent("nap") as agent:
         agent.run(naps.options(id="r"))
         assert agent.state["slept"] is True
-    assert cli("move", str(dest), store=here).code == 0
+    assert cli("move", str(dest), "--yes", store=here).code == 0
     with holdfast.open(dest) as store:
         assert store.due() == [], "it has ended there, and stays so"
 
@@ -173,7 +185,7 @@ def test_agents_that_cannot_be_backed_up_keep_none_of_the_others_back(cli, fille
     with holdfast.open(dest, readonly=True, inert=True) as store:
         # "again" was not copied: it would be newer there than its child.
         assert {"new", "again"} & {one.name for one in store.agents()} == {"new"}
-    kept = cli("move", str(dest))
+    kept = cli("move", str(dest), "--yes")
     assert (kept.code, cli("tag", "trip-7", "goes-on").code) == (3, 0)
     for _ in range(2):
         line = shlex.split(cli("backup", str(dest)).err.split("`")[1])
@@ -181,12 +193,12 @@ def test_agents_that_cannot_be_backed_up_keep_none_of_the_others_back(cli, fille
         typed = ["elsewhere" if word == "NAME" else word for word in line[1:]]
         assert cli(*typed, store=None).code == 0
     assert cli("backup", str(dest)).code == 0
-    assert cli("move", str(dest)).code == 0
+    assert cli("move", str(dest), "--yes").code == 0
 
 
 def test_a_store_is_not_put_into_its_own_directory(cli, filled, tmp_path):
     for verb in ("backup", "move", "push"):
-        refused = cli(verb, str(filled / "sub"))
+        refused = cli(verb, str(filled / "sub"), *(["--yes"] if verb == "move" else []))
         assert (refused.code, "own directory" in refused.err) == (2, True)
         assert not (filled / "sub").exists()
     with holdfast.open(filled, inert=True) as store, holdfast.open(filled / "sub") as inside:

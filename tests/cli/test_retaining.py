@@ -215,6 +215,23 @@ def test_tier(cli, tmp_path):
     assert cli("tier", store=path).code == 2
 
 
+def test_a_place_that_has_nothing_any_more_can_be_exchanged_for_another_one(cli, tmp_path):
+    path, cold = tmp_path / "store", tmp_path / "cold"
+    with holdfast.open(path) as store, limits({"SEAL_CHECKPOINTS": 1}):
+        for number in range(3):
+            store.agent("a").state["weights"] = os.urandom(300_000)
+            store.agent("a").checkpoint(f"c{number}")
+        store.tier(cold)
+        store.retain(holdfast.Policy(last=1))
+    refused = cli("tier", "--to", str(tmp_path / "other"), "--yes", store=path)
+    assert (refused.code, "--back" in refused.err) == (2, True)
+    assert cli("tier", "--back", "--yes", store=path).code == 0
+    assert list(cold.rglob("*.pack")) == []
+    assert cli("tier", "--to", str(tmp_path / "other"), "--yes", store=path).code == 0
+    assert cli("tier", "--back", "--yes", store=path).code == 0
+    assert "from nowhere" in cli("tier", "--back", "--yes", store=path).out
+
+
 def test_what_another_process_moves_is_found_by_those_who_have_the_store_open(program, tmp_path):
     path = tmp_path / "store"
     with holdfast.open(path) as store:

@@ -24,7 +24,7 @@ def url(postgres_url, monkeypatch):
 @pytest.fixture
 def moved(cli, url, tmp_path):
     """The filled store, moved to a server; large values lie in a directory."""
-    done = cli("move", url, "--objects", str(tmp_path / "bulk"))
+    done = cli("move", url, "--objects", str(tmp_path / "bulk"), "--yes")
     assert done.code == 0, done
     assert SECRET not in done.out + done.err
     return url

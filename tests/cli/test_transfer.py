@@ -104,12 +104,12 @@ def test_two_stores_may_have_keys_of_their_own(cli, filled, tmp_path, monkeypatc
         said = " ".join(ended.err.split())
         return ended.code == 4 and option in said and str(place) in said
 
-    for verb in ("push", "backup", "move"):
-        assert asked("--dest-key-file FILE", dest, verb, str(dest))
-        assert asked("--dest-key-file FILE", dest, verb, str(dest), "--dest-key-file", "none")
+    for verb in (("push",), ("backup",), ("move", "--yes")):
+        assert asked("--dest-key-file FILE", dest, *verb, str(dest))
+        assert asked("--dest-key-file FILE", dest, *verb, str(dest), "--dest-key-file", "none")
         with monkeypatch.context() as patch:  # a key that is meant for this one
             patch.setenv("HOLDFAST_KEY_FILE", str(other))
-            assert asked("--dest-key-file FILE", dest, verb, str(dest), "--source-key-file", "none")
+            assert asked("--dest-key-file FILE", dest, *verb, str(dest), "--source-key-file", "none")
     assert asked("--dest-key-file FILE", dest, "pull", str(filled), store=dest)
     assert asked("--source-key-file FILE", dest, "pull", str(dest))
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))

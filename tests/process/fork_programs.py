@@ -423,6 +423,25 @@ def saving(path: str, seed: str, steps: str) -> None:
     say(json.dumps([wrong, told, store.verify().ok]), len(expected), killed)
 
 
+def let_go(path: str) -> None:
+    """What a copy counts on is not in the store any more when its checkpoint is to be written."""
+    store = holdfast.open(path)
+    agent = store.agent("a", when=None)
+    agent.state["one"] = b"b" * 400_000
+    agent.checkpoint("one")
+    agent.state["two"] = b"b" * 400_000
+    with agent._writer.lock:  # which the thread waits for that writes it
+        saving = agent.checkpoint("two", mode="fork")
+        while copies.OWN:
+            time.sleep(0.01)
+        store._db.change(lambda change: change.tx.do("DELETE FROM chunk", ()))
+    try:
+        saving.wait()
+    except ForkLost as error:
+        say(str(error).partition("\n")[0])
+    say(agent.checkpoint("three").label, holdfast.plain(store.agent("a", readonly=True).state["two"]) == b"b" * 400_000)
+
+
 def fallen_back(path: str) -> None:
     agent = holdfast.open(path).agent("a")
     agent.state["n"] = 1

@@ -17,6 +17,13 @@ def test_every_checkpoint_has_the_state_of_its_moment_and_nothing_is_lost_with_a
     assert killed
 
 
+def test_a_copy_that_counts_on_what_was_let_go_meanwhile_is_told_as_that_and_the_next_checkpoint_has_all(store_path):
+    refused, rest = run("let_go", store_path)
+    assert "names something that was let go meanwhile" in refused
+    assert "moved" not in refused
+    assert rest == "three True"
+
+
 def test_a_call_that_changes_something_waits_for_the_copy(store_path):
     assert run("saving_and_calling", store_path) == ["True False", "acted", "True ['large']"]
 

@@ -257,6 +257,23 @@ def test_without_room_no_store_is_made_and_nothing_is_left(tmp_path):
         holdfast.open(place / "store").close()
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("readonly", [False, True])
+def test_without_room_a_copied_store_is_not_called_a_failed_disk(tmp_path, readonly):
+    """SQLite needs a file beside it that copies do not have."""
+    with small(tmp_path / "disk") as place:
+        with holdfast.open(place / "store") as store:
+            step(store.agent("a"), 0)
+        (place / "store" / "store.db-shm").unlink()
+        with (place / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(DiskFull, match="no room on the disk"):
+            holdfast.open(place / "store", readonly=readonly)
+        (place / "ballast").unlink()
+        goes_on(place / "store", 0)
+
+
 def test_agents_that_arrived_before_the_disk_was_full_are_told_and_another_push_brings_the_others(tmp_path, disk):
     with holdfast.open(tmp_path / "source") as source, holdfast.open(tmp_path / "dest") as dest:
         for name in "abc":

@@ -109,6 +109,34 @@ def test_a_missing_database_is_damage(store_path):
     assert not (store_path / "store.db").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        *((f"store.db{more}", ("verify", "doctor", "repair --to new")) for more in ("", "-wal")),
+        *((name, ("verify", "repair --to new")) for name in ("witness", "locks/open", "locks/moments", "locks/queue")),
+        ("packs/*.pack", ("verify", "repair --to new")),
+        ("holdfast.toml", ("doctor",)),
+    ],
+)
+def test_nobody_waits_for_a_pipe_in_the_place_of_a_file(store_path, name, commands):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.state["much"] = os.urandom(400_000)
+        agent.checkpoint("one")
+    file = next(store_path.glob(name), store_path / name)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    for command in commands:
+        done = warm.run(
+            [sys.executable, "-m", "holdfast", "--store", str(store_path), *command.split()],
+            cwd=store_path.parent, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode
+        told = " ".join((done.stdout + done.stderr).split())
+        assert f"{name} is a pipe" in told or f"{file.name}: cannot be read" in told
+    assert not (store_path.parent / "new").exists()
+
+
 def test_a_newer_format_is_refused_and_a_flipped_number_is_damage(store_path):
     made(store_path)
     two, one = (PLAIN.stored("store", "format", number.to_bytes(2, "big")) for number in (2, 1))

@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, ReadOnly, StoreFailed
+from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, ReadOnly, StoreBusy, StoreFailed
 from holdfast.store.objects import MARK
 from tests import warm
 from tests.limits import limits
@@ -255,6 +255,65 @@ def test_what_a_policy_lets_go_goes_there_too(store_path, tmp_path):
         assert store.verify().ok
 
 
+def test_bringing_all_back_leaves_nothing_there_that_a_policy_let_go_while_the_place_was_away(store_path, tmp_path):
+    before = filled(store_path)
+    cold, away = tmp_path / "cold", tmp_path / "away"
+    with holdfast.open(store_path) as store:
+        store.tier(cold)
+        assert len(packs(cold)) == 3
+        cold.rename(away)
+        store.retain(Policy(last=1))
+        away.rename(cold)
+        assert len(packs(cold)) == 3
+        with store._db.moment(), pytest.raises(StoreBusy, match="somebody reads"):
+            store.tier()
+        assert store.tier().packs == 0
+        assert packs(cold) == []
+        assert states(store) == {"w3": before["w3"]}
+        assert store.verify().ok
+        assert store.stats()["cold"] == []  # so another place can be given
+        store.tier(tmp_path / "elsewhere")
+
+
+BACK = "import holdfast, sys\nwith holdfast.open(sys.argv[1]) as store: print(store.tier().packs)"
+
+
+def brought_back(path):
+    """How many packs another process has brought back."""
+    done = warm.run([sys.executable, "-c", BACK, str(path)], capture_output=True, text=True, timeout=180, check=True)
+    return int(done.stdout)
+
+
+def test_a_place_that_another_process_has_given_up_is_known_again_before_a_pack_goes_there(store_path, tmp_path):
+    before = filled(store_path)
+    with holdfast.open(store_path) as store:
+        assert store.tier(tmp_path / "cold").packs == 3
+        assert brought_back(store_path) == 3
+        assert store.tier(tmp_path / "cold").packs == 3
+        assert brought_back(store_path) == 3, "or nobody else would look there"
+    with holdfast.open(store_path) as store:
+        assert store.verify().ok
+        assert states(store) == before
+
+
+def test_no_pack_goes_to_a_place_that_another_process_gives_up_meanwhile(store_path, tmp_path):
+    before = filled(store_path)
+    with holdfast.open(store_path) as store:
+        moves = []
+
+        def after_the_first(what, done, total):
+            if not moves:
+                moves.append((brought_back(store_path), what, done, total))
+
+        with pytest.raises(StoreBusy, match="somebody else brings the packs back"):
+            store.tier(tmp_path / "cold", progress=after_the_first)
+        assert moves == [(1, "packs", 1, 3)]
+    assert packs(tmp_path / "cold") == []
+    with holdfast.open(store_path) as store:
+        assert store.verify().ok
+        assert states(store) == before
+
+
 def test_what_a_policy_keeps_may_lie_in_a_place_that_is_away(store_path, tmp_path):
     before = filled(store_path)
     with holdfast.open(store_path) as store:
@@ -309,6 +368,9 @@ def test_a_place_that_is_gone_for_good_can_be_given_up(store_path, tmp_path):
         where.mkdir(parents=True)
         (where / MARK).touch()  # as the guide says
         assert any("is missing" in problem.detail for problem in store.verify().problems)
+        with pytest.raises(Damaged, match="which stays known"):
+            store.tier()
+        assert store.stats()["cold"][0]["reachable"]
     assert not holdfast.repair(store_path, tmp_path / "repaired").whole
     with holdfast.open(tmp_path / "repaired") as store:
         assert store.verify().ok

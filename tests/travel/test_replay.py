@@ -222,6 +222,30 @@ def test_where_a_fix_waits_for_a_call_that_nobody_answered_nobody_can_say_that_i
     assert again.difference.actual == "it waits for buy(n=2, seconds=30), which nobody answered"
 
 
+def test_a_timer_that_never_stops_keeps_no_replay_from_its_end(store, tmp_path):
+    program, other = two_programs(tmp_path, 'raise ValueError("ENDS")', "return n")
+    beats = """
+
+async def beats():
+    while True:
+        await asyncio.sleep(1)
+
+async def fails(n):
+    globals()["heart"] = asyncio.create_task(beats())
+"""
+    for file in (program, other):
+        file.write_text(file.read_text().replace("\nasync def fails(n):\n", beats))
+    with loaded(program) as left:
+        agent = store.agent("gathered")
+        with suppress(ValueError):
+            asyncio.run(agent.arun(left.gathered, "buy"))
+        agent.checkpoint("what its tasks did after it")
+    assert store.replay("gathered", program=str(program)).same
+    again = store.replay("gathered", program=str(program), code=str(other.parent))
+    assert again.failed == ""
+    assert again.difference.actual == "it waits for buy(n=2, seconds=30), which nobody answered"
+
+
 def test_where_the_ways_part_in_a_task_for_which_nobody_waits_the_replay_ends(store, tmp_path):
     program, other = two_programs(tmp_path, "places.get(), 0.01", "places.get(), 0.02")
     with loaded(program) as left:

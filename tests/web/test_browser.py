@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+import httpx
 import pytest
 
 import holdfast
+from holdfast.web import live
 from tests.web.conftest import SLOW_S, chromium, serving
 
 VIEWS = ("/", "/?status=failed", "/?q=nobody", "/health", "/nowhere")  # test_views_browser.py has those of an agent
@@ -92,6 +94,24 @@ def test_a_change_is_there_without_reloading_in_every_one_of_eight_tabs(browser,
             agent.checkpoint("seen everywhere")
         for tab in tabs:
             tab.wait_for_selector("text=seen everywhere", timeout=SLOW_S * 1e3)
+
+
+def test_a_tab_for_which_there_is_no_place_says_why_and_is_live_when_there_is_one(browser, tmp_path):
+    place = tmp_path / "store"
+    holdfast.open(place).close()
+    with serving(place) as page, inside(browser, page) as (_, tab), ExitStack() as others:
+        tab.goto("about:blank")  # it had a place
+        client = others.enter_context(page.browser(limits=httpx.Limits(max_connections=1000)))
+        told = []  # an iterator that is let go ends its stream
+        while len(told) < live.STREAMS_MOST:
+            one = others.enter_context(client.stream("GET", "/events")).iter_raw()
+            told += [one] if b"hello" in next(one) else []
+        tab.goto(page.url)
+        sign = tab.wait_for_selector("#live[data-state=full]", timeout=SLOW_S * 1e3)
+        assert sign.text_content() == "Not live: too many tabs"
+        assert "64 browsers are told" in sign.get_attribute("title")
+        others.close()
+        tab.wait_for_selector("#live[data-state=on]", timeout=SLOW_S * 1e3)
 
 
 def test_what_somebody_has_opened_or_enlarged_stays_so_while_the_agent_goes_on(browser, tmp_path):

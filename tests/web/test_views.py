@@ -30,7 +30,7 @@ from holdfast.web.question import QUESTIONS
 from tests import warm
 from tests.cli.conftest import FORMS, PAGE
 from tests.conftest import SOAK, from_outside_nothing
-from tests.web.conftest import ROOT
+from tests.web.conftest import ROOT, serving
 from tests.web.sample import BIDI, SCRIPT
 
 AGENTS = ("trip-7", "trip-8", "hostile")
@@ -617,6 +617,30 @@ def test_going_back_names_the_files_that_will_change(tmp_path, monkeypatch):
         plan = ask(back.back, store, agent="a", to="began")["plan"]
     assert [(one["path"], one["kind"]) for one in plan["files"]] == [("one", "removed"), ("three", "removed")]
     assert plan["more_files"] == 1
+
+
+def test_a_diff_shows_the_lines_of_files_with_their_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "FILE_LINES", 9)
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "app.py").write_text("".join(f"line {number}\n" for number in range(1, 41)))
+    (root / "data").write_bytes(b"\0one")
+    with holdfast.open(tmp_path / "store") as store, store.agent("a", when=None, workspace=root) as agent:
+        agent.checkpoint("before")
+        (root / "app.py").write_text((root / "app.py").read_text().replace("line 5\n", "five\n<b>\n"))
+        (root / "data").write_bytes(b"\0two")
+        agent.checkpoint("after")
+        found = ask(state.diff, store, agent="a", old="before", new="after")
+    with serving(tmp_path / "store") as page, page.browser() as visitor:
+        assert "<ins>&lt;b&gt;</ins>" in visitor.get("/diff/a?old=before&new=after").text
+    app, data = found["files"]
+    assert (app["path"], app["kind"], app["more_lines"], data["lines"]) == ("app.py", "changed", 1, [])
+    assert app["lines"][:2] == [["@", None, None, ""], [" ", 2, 2, "line 2"]]
+    assert app["lines"][4:] == [
+        ["-", 5, None, "line 5"], ["+", None, 5, "five"], ["+", None, 6, "<b>"], [" ", 6, 7, "line 6"],
+        [" ", 7, 8, "line 7"],
+    ]  # fmt: skip
+    assert found["more_files"] == 0
 
 
 def test_no_call_is_undone_that_the_plan_did_not_show(tmp_path):

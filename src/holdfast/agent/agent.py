@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, Self
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar
 
 from msgspec import Struct
 
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 RETAKE_WAIT_S = 10.0
 """How long a process that had let go of its stores waits for whoever writes its branch meanwhile."""
+
+T = TypeVar("T")
 
 RETURNS = 3
 """How often files are put back again that somebody else changes at that moment."""
@@ -468,7 +470,7 @@ class Agent:
                 head = self._db.view.point(firm.head) if firm.head else None
                 self._document.become(history.state_of(self._db.now, head, self._newest), record=True)
 
-    def _apart(self, work: Callable[[], Checkpoint]) -> Checkpoint:
+    def _apart(self, work: Callable[[], T]) -> T:
         """Move through history where no signal handler can raise half-way between two states.
 
         It is quiet before anything moves: who cannot have that finds everything as it was.

@@ -30,6 +30,7 @@ from holdfast.errors import (
     AtomicOpen,
     BadOption,
     Damaged,
+    ForkLost,
     HoldfastError,
     StoreBusy,
     StorePoisoned,
@@ -429,12 +430,12 @@ class BranchWriter(Commits):
                         mark_suspect(change, moved, made.id, reason)
                         return change.move_to(moved, change.point(firm.head))
 
+                    self._astray = True  # whatever comes out of the next line but an answer, the store is asked
+                    self._now = Now(firm, (), made.onto, self._now.opened)
                     firm = self._db.change(aside, firm.b)
             except BaseException as error:
-                if isinstance(error, Unsure):
-                    b = firm.b
-                    firm = self._db.change(lambda change: change.branch_at(b), b)  # it waits for what is still written
-                elif isinstance(error, HoldfastError) and not isinstance(error, StorePoisoned):
+                if isinstance(error, HoldfastError) and not isinstance(error, (Unsure, StorePoisoned)):
+                    self._astray = False
                     self._discard(made)  # otherwise it may be there
                 if made.captured is not None:
                     self._take_back(document, made.captured.before, [made.captured])
@@ -442,6 +443,7 @@ class BranchWriter(Commits):
             finally:  # whatever happened, the branch stands where it stood
                 self._now = Now(firm, (), made.onto, self._now.opened)
                 self._unsealed, self._unsealed_bytes, self._stall_us = before
+            self._astray = False
             return made.id
 
     def take(self, made: Pending, firm: Branch) -> None:
@@ -461,7 +463,12 @@ class BranchWriter(Commits):
                 except Unsure:
                     self._ask(made)
                 except HoldfastError as error:
-                    self._drop(error)
+                    lost = ForkLost(
+                        "a checkpoint of a copy of this process names something that was let go meanwhile;"
+                        " nothing of it is visible",
+                        hint="The next checkpoint has all that was in it.",
+                    )
+                    self._drop(lost if isinstance(error, Refused) and self._stands(made) else error)
                 if made.error is None:
                     self._counted(made)
         if made.error is not None:

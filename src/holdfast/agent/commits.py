@@ -61,6 +61,7 @@ class Commits:
         self._stilled = False
         self._failures = 0  # those that were looked at
         self._taking = False  # whether some may have been taken back
+        self._astray = False  # whether the branch may have been moved by something that was cut short
         self._stall_us = 0  # how long its maker stood still for the newest checkpoint
         self._durable_us = 0  # how long it took until the newest was durable of those that are
         self.copy: threading.Thread | None = None  # waits for a copy of this process that writes a checkpoint
@@ -288,6 +289,8 @@ class Commits:
 
         Raises what kept something from being written, unless whoever has ``unless`` will.
         """
+        if self._astray:
+            self._look_where()
         if self._taking:
             for one in self._now.pending:
                 if one.job is not None and one.job.error is TAKEN:  # an interrupt came when it had just been taken back
@@ -427,6 +430,18 @@ class Commits:
             return
         cut = StoreBusy("the change was interrupted before it was written; nothing was written")
         self._drop(cut, unknown=(row.head, row.line) != (firm.head, firm.line))
+
+    def _look_where(self) -> None:
+        """Ask the store where the branch stands. Where somebody else has taken it, the next write says so."""
+        firm = self._now.firm
+
+        def look(change: Change) -> Branch:
+            change.guard(firm.b, firm.generation)
+            return change.branch_at(firm.b)
+
+        with suppress(Refused):
+            self._now = self._now._replace(firm=self._db.change(look, firm.b))
+        self._astray = False
 
     def _stands(self, pending: Pending) -> bool:
         """Whether the branch is still what its writer believes, so that a refusal had another reason."""

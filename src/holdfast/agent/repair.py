@@ -45,6 +45,7 @@ from holdfast.store.changes import (
 from holdfast.store.database import SCHEDULES
 from holdfast.store.files import (
     Layout,
+    check_kinds,
     classify,
     in_store,
     make_folder,
@@ -172,6 +173,7 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
         if not classify(source.path):
             raise NotAStore(f"there is no store at {source.path}", hint="Check the path.")
         raise NotAStore(f"{source.catalog} is not a file", hint="Check the path.")
+    check_kinds(source.path)
     if new is not None and new.exists():
         raise BadOption(f"{new} exists already", hint="Name a place where nothing is yet.")
     if new is not None and in_store(new):

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.collection import Reached
 from holdfast.agent.history import state_of
-from holdfast.errors import BadOption, Damaged
+from holdfast.errors import BadOption, Damaged, StoreBusy
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change
 from holdfast.store.database import COLD, Contents
@@ -61,13 +61,17 @@ def move_out(
     if dry_run:
         return Tiering(place, len(chosen), sum(chosen.values()), done=False, needed=needed, young=young)
     packs = store._db.packs
-    if packs.cold is None or packs.cold.place != place:
+    if known != place or packs.cold is None or packs.cold.place != place:  # it may have been given up elsewhere
         cold = open_objects(to, store._db.uuid.hex())
         # A place that has packs is never made anew: where a disk is not mounted, that would hide what lies on it.
         cold.require() if known else cold.prepare()
         store._db.change(partial(_choose, store, place=place))
         packs.cold = cold
-    moved = _moved(store, place, chosen, packs.chill, progress)
+
+    def is_known() -> bool:
+        return store._db.view.facts().get(COLD, b"").decode() == place
+
+    moved = _moved(store, place, chosen, partial(packs.chill, known=is_known), progress)
     return replace(moved, needed=needed, young=young)
 
 
@@ -98,10 +102,12 @@ def bring_back(store: Store, progress: Progress, *, dry_run: bool) -> Tiering:
     chosen = {pack: sizes[pack] for pack, (_, age) in where.items() if age is not None and pack in sizes}
     if dry_run:
         return Tiering(place, len(chosen), sum(chosen.values()), done=False)
-    moved = _moved(store, place, chosen, store._db.packs.warm, progress)
+    packs = store._db.packs
+    moved = _moved(store, place, chosen, packs.warm, progress)
     if moved.packs == len(chosen):
-        store._db.change(lambda change: change.set_fact(COLD, None))
-        store._db.packs.cold = None
+        forget = partial(store._db.change, lambda change: change.set_fact(COLD, None))
+        if not packs.give_up(store._db.view, store._db.engine, forget):
+            raise StoreBusy(f"somebody else moves packs to {place}", hint="Nothing is lost. Bring them back later.")
     return moved
 
 

@@ -7,6 +7,8 @@ each other, and every number is within its limits.
 
 from __future__ import annotations
 
+import os
+import stat
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import BadOption
-from holdfast.store.files import unavailable
+from holdfast.store.files import kind_of, unavailable
 
 SPAN_MIN_S = 0.001
 """Less than a checkpoint takes: one would follow the other."""
@@ -241,12 +243,15 @@ def find_when(folders: Sequence[Path], agent: str) -> When | None:
 def _said(file: Path, agent: str) -> tuple[When | None] | None:
     """What a file says about an agent, alone in a tuple; None if it says nothing, or is not there."""
     try:
-        with file.open("rb") as opened:
-            data = opened.read(FILE_MAX_BYTES + 1)
+        with open(file, "rb", opener=_at_once) as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            data = opened.read(FILE_MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise unavailable(error, f"reading {file}") from error
+    if not stat.S_ISREG(mode):
+        raise BadOption(f"{file} is {kind_of(mode)}, not a file", hint="Move it away, or write the file anew.")
     import tomllib  # few stores have such a file
 
     try:
@@ -260,6 +265,11 @@ def _said(file: Path, agent: str) -> tuple[When | None] | None:
         return _read(content, agent, str(file))
     except BadOption as error:
         raise _read_error(text, agent, str(file), error.message) or error from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe that has this name is opened without waiting for somebody who writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read(content: dict[str, Any], agent: str, file: str) -> tuple[When | None] | None:

@@ -10,6 +10,8 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from holdfast.cli.exits import INTERRUPTED
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``arguments`` are the words after the program's name."""
@@ -17,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         gc.disable()  # all that is loaded stays, as in ``holdfast.lazy``
         from holdfast.cli.app import run
+    except KeyboardInterrupt:  # all is loaded first, which takes a moment
+        return INTERRUPTED
     finally:
         if collects:
             gc.enable()

@@ -71,6 +71,13 @@ _VERBS = {
 # What was typed is repeated, but for what may be a password in a URL.
 _PASSWORD = re.compile(r"(?:(?<=\bpostgres):|(?<=\bpostgresql):|:/)\S*@")
 _EVERYWHERE = Group("Everywhere", sort_key=9)
+_FIRST = """
+New here?
+  holdfast demo            watch what it is for
+  holdfast run agent.py    run your program
+  holdfast log NAME        see what was kept of an agent
+  holdfast VERB --help     how to use a verb"""
+"""The last lines of the help, which are those that a terminal shows."""
 
 
 def _version() -> str:
@@ -87,7 +94,7 @@ def _ask(place: str) -> holdfast.keys.Secret:
 
 app = App(
     name="holdfast",
-    help="Keeps an agent safe: look at its history and at what it did outside, run, resume, roll back, branch, verify.",
+    help="Keeps an agent safe: look at its history, run, resume, roll back, verify.",
     help_epilogue="A revision is NAME or NAME@REV. REV: branch, tag, label, ~2, BRANCH~2, #17 (depth) or id:3f2a.",
     version=_version,
     help_format="markdown",
@@ -131,10 +138,10 @@ def launch(
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; every way it can end becomes an exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # text that the encoding lacks is escaped, never a reason to fail
-            stream.reconfigure(errors="backslashreplace")
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # text that the encoding lacks is escaped, never a reason to fail
+                stream.reconfigure(errors="backslashreplace")
         if "run" in arguments:
             from holdfast.cli.run import marked
 
@@ -142,7 +149,10 @@ def run(arguments: Sequence[str]) -> int:
         elif "--version" not in arguments and not any(word in app for word in arguments if not word.startswith("-")):
             for verb in app:
                 app[verb]  # is imported: the help that lists all of them says what each does
-        return int(app.meta(arguments) or 0)
+        code = int(app.meta(arguments) or 0)
+        if not set(arguments) - {"--help", "-h"}:
+            Output().say(_FIRST)
+        return code
     except CycloptsError as error:
         return _usage(error)
     except (HoldfastError, Cancelled) as error:

@@ -484,13 +484,13 @@ def tier(
         found = store.tier(to or None, older_than=age, dry_run=True)
         packs = f"{count(found.packs, 'pack')} ({size(found.moved_bytes)})"
         where = f"from {clean(found.place) or 'nowhere'}" if back else f"to {clean(found.place)}"
-        something = bool(found.packs)
+        something = bool(found.packs or (back and found.place))  # a place with nothing in it is to be forgotten, too
         if not consent.json:
             session.out.say(f"{packs} would move {where}.")
             for number, why in ((found.needed, "needed where a branch stands"), (found.young, "too young")):
                 if number:
                     session.out.say(f"{count(number, 'pack')} {'stays' if number == 1 else 'stay'} here: {why}.")
-        if something and consent.given(session, "Move them?"):
+        if something and consent.given(session, "Move them?" if found.packs else "Forget the place?"):
             with bars(session.err) as progress:
                 found = store.tier(to or None, older_than=age, progress=progress)
         if consent.json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -25,8 +25,10 @@ from holdfast.cli.exits import exit_code
 from holdfast.cli.keys import ASKED, DestKey, Key, KeySource, SourceKey, environment_has_a_key, key_in
 from holdfast.cli.output import Output
 from holdfast.cli.session import (
+    ASKS,
     SHOWN,
     Agents,
+    Consent,
     DryRun,
     Flag,
     Given,
@@ -154,22 +156,35 @@ def backup(dest: Other = None, /, *, ends: Ends = _ENDS, json: Json = False, ses
     return _tell(session, report, "backup", json=json)
 
 
-def move(dest: str, /, *, ends: Ends = _ENDS, json: Json = False, session: Given) -> int:
+def move(dest: str, /, *, ends: Ends = _ENDS, consent: Consent = ASKS, session: Given) -> int:
     """Move everything to another store; this one is only read then.
 
-    If there are images of processes, the other one has to be encrypted. This one stays, and says where everything is.
-    Nobody else may have the store open, or, on a server, write to it. Run it again after an interruption: it resumes
-    where it was.
+    Says what that means, then asks. If there are images of processes, the other one has to be encrypted. This one
+    stays, and says where everything is. Nobody else may have the store open, or, on a server, write to it. Run it again
+    after an interruption: it resumes where it was.
 
     Parameters
     ----------
     dest
         The other store: its directory, or postgresql://... It is made if there is none.
     """
+
+    def agreed(source: Store) -> None:
+        if not consent.json:
+            session.out.say(f"Everything goes from {clean(source.place)} to {clean(shown(dest) or dest)}.")
+            session.out.say("What is here can only be read then: programs have to open the other one.")
+        if not consent.given(session, "Move it?"):
+            raise _NotAgreed(source.place)
+
     again = False
     try:
-        with _both(session, session.place, dest, ends, readonly=False) as (source, store, progress):
+        readonly = not consent.possible
+        with _both(session, session.place, dest, ends, readonly=readonly, agreed=agreed) as (source, store, progress):
             report = source.move(store, progress)
+    except _NotAgreed as stopped:
+        if consent.json:
+            session.json("move", source=str(stopped), dest=shown(dest), bytes=0, agents=[], left_out=[], done=False)
+        return consent.code(done=False)
     except ReadOnly as error:
         try:
             with _both(session, session.place, dest, ends, create=False) as (source, store, progress):
@@ -177,11 +192,16 @@ def move(dest: str, /, *, ends: Ends = _ENDS, json: Json = False, session: Given
         except (NotAStore, ReadOnly):
             raise error from None
         again = True
-    if json or not again:
-        _tell(session, report, "move", json=json)
-    if not json:
-        session.out.say(f"{clean(report.source)} can only be read from now on. Programs open {clean(report.dest)}.")
+    if consent.json:
+        return session.json("move", **report.to_json(), done=True)
+    if not again:
+        _tell(session, report, "move", json=False)
+    session.out.say(f"{clean(report.source)} can only be read from now on. Programs open {clean(report.dest)}.")
     return 0
+
+
+class _NotAgreed(Exception):
+    """Somebody was asked whether a store is to be moved, and did not say yes; which store that is."""
 
 
 def _other(given: str | None, usage: str) -> str:
@@ -204,10 +224,11 @@ def _both(
     *,
     readonly: bool = True,
     create: bool = True,
+    agreed: Callable[[Store], None] | None = None,
 ) -> Iterator[tuple[Store, Store, Progress]]:
     """The store that things are brought from, the one that they are brought to, and bars.
 
-    One that is to be made is made after all that can be refused beforehand.
+    One that is to be made is made after all that can be refused beforehand, by whoever is asked, too.
     """
     key = key_in(ends.source_key_file)
     with opened_end(session, source, "--source-key-file", key, create=False, inert=True, readonly=readonly) as store:
@@ -229,6 +250,8 @@ def _both(
                 f"{store.place} is encrypted, and the new store at {shown(dest) or 'this place'} would not be",
                 hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
             )
+        if agreed is not None:
+            agreed(store)
         other = opened_end(session, dest, "--dest-key-file", key, create=create, inert=True, objects=ends.objects)
         with other, bars(session.err) as progress:
             yield store, other, progress

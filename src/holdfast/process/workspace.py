@@ -291,6 +291,9 @@ class Workspace:
 
     def put_back(self) -> bool:
         """Put the files of the newest checkpoint back, and keep those that are there in one that is beside it."""
+        return self._agent._apart(self._put_back)
+
+    def _put_back(self) -> bool:
         agent = self._agent
         writer, document = agent._check_writer(), agent._document
         with writer.quiet(), writer.still(document) as firm:

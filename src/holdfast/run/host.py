@@ -274,7 +274,8 @@ class AgentHost:
         """Take a checkpoint that the branch does not move to, marked suspect; returns its id."""
         writer = self.handle._check_writer()
         self.ready(look=False)  # who watches must not keep a failing state from being saved
-        return writer.beside(self.handle._document, check_label(label[:LABEL_MAX_CHARACTERS]), reason, trigger)
+        label, document = check_label(label[:LABEL_MAX_CHARACTERS]), self.handle._document
+        return self.handle._apart(lambda: writer.beside(document, label, reason, trigger))
 
     def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
         """The run has ended well: keep its state, if that has changed, and its result, in one transaction."""

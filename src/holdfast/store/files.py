@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import stat
 import struct
 import sys
 import urllib.parse
@@ -150,8 +151,32 @@ def classify(path: Path) -> bool:
                 hint="Put it back from a backup. The packs alone are of no use: only store.db says what they hold.",
             )
         raise NotAStore(f"{path} is a directory with other contents, not a store", hint="Give another path.")
+    check_kinds(path)
     _check_first_page(Layout(path))
     return True
+
+
+_FILES = ("store.db", "store.db-wal", "witness", "locks/open", "locks/moments", "locks/queue")
+
+
+def check_kinds(path: Path) -> None:
+    """Refuse what stands in the place of a file and is none: whoever opens a pipe may wait for ever."""
+    for name in _FILES:
+        try:
+            mode = (path / name).stat().st_mode
+        except OSError:  # whoever needs it says so
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise Damaged(
+                f"{path}: {name} is {kind_of(mode)}, not a file",
+                what=(name,),
+                hint="Take it away and run `holdfast verify`, or put the store back from a backup.",
+            )
+
+
+def kind_of(mode: int) -> str:
+    """What is no file and no directory, in words."""
+    return "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
 
 
 _LOOKS = 3

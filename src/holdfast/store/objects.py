@@ -248,7 +248,7 @@ class Folder:
     def read(self, name: str, start: int, length: int) -> bytes:
         found, at, end = [], start, start + length
         try:
-            fd = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a pipe
             try:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 while at < end and (data := os.pread(fd, end - at, at)):

@@ -358,13 +358,41 @@ class Packs:
             found.append({"place": place.place, "packs": len(there), "reachable": reachable})
         return found
 
-    def chill(self, view: View, engine: Engine, pack: bytes) -> bool:
-        """Move a pack to the colder place. False: not yet: somebody has a moment open, or moves it too; try later."""
-        return self._move(view, engine, pack, self.here, self._cold())
+    def chill(self, view: View, engine: Engine, pack: bytes, known: Callable[[], bool]) -> bool:
+        """Move a pack to the colder place. False: not yet: somebody has a moment open, or moves it too; try later.
+
+        ``known``: whether the store knows of the place. It may be given up meanwhile: then nobody would look there.
+        """
+        return self._move(view, engine, pack, self.here, self._cold(), known)
 
     def warm(self, view: View, engine: Engine, pack: bytes) -> bool:
         """Bring a pack back. False: as for ``chill``."""
-        return self._move(view, engine, pack, self._cold(), self.here)
+        return self._move(view, engine, pack, self._cold(), self.here, lambda: True)
+
+    def give_up(self, view: View, engine: Engine, forget: Callable[[], object]) -> bool:
+        """Let the store forget the colder place, and leave nothing there. False: a pack that it needs is there.
+
+        What no row names is deleted however young it is: packs get there only while a row names them. While a pack is
+        nowhere the place stays known: it may be found again there.
+        """
+        place = self._cold()
+        with engine.sweeping() as free:
+            if not free:
+                raise StoreBusy(
+                    f"{place.place} is not given up yet: somebody reads the store just now",
+                    hint="Nothing is lost. Run `holdfast tier --back` again.",
+                )
+            there = {name for name, _ in place.names() if _pack_of(name)}
+            needed = {file_name(pack) for pack in view.packs()}
+            if there & needed:
+                return False
+            if lost := needed - {name for name, _ in self.here.names()}:
+                raise missing(min(lost), f" here and in {place.place}, which stays known")
+            for name in there:
+                place.delete(name)
+            forget()
+        self.cold = None
+        return True
 
     def _cold(self) -> Objects:
         if self.cold is None:
@@ -382,7 +410,9 @@ class Packs:
             self._apart = True
         return self.cold
 
-    def _move(self, view: View, engine: Engine, pack: bytes, source: Objects, target: Objects) -> bool:
+    def _move(
+        self, view: View, engine: Engine, pack: bytes, source: Objects, target: Objects, known: Callable[[], bool]
+    ) -> bool:
         """Copied, read back and proven, then deleted. Killed anywhere, it is in one of the two places, or in both."""
         name = file_name(pack)
         found = self._rows(view, pack)
@@ -406,7 +436,7 @@ class Packs:
             if all(place.size(name) is None for place in (source, target, source)):
                 raise
             return False  # somebody else is moving it
-        return _drop(engine, name, found[0], source, other=target)
+        return _drop(engine, name, found[0], source, other=target, known=known)
 
     def _require_whole(self, place: Objects, pack: bytes, size: int, chunks: Sequence[Chunk]) -> None:
         for flaw in self._flaws(place, pack, size, chunks).values():
@@ -456,11 +486,20 @@ def _delete_stray(place: Objects, name: str, view: View) -> bool:
     return True
 
 
-def _drop(engine: Engine, name: str, size: int, at: Objects, *, other: Objects) -> bool:
-    """Delete a copy, if the other one is still there. Nobody else deletes that one meanwhile, for the same reason."""
+def _drop(
+    engine: Engine, name: str, size: int, at: Objects, *, other: Objects, known: Callable[[], bool] | None = None
+) -> bool:
+    """Delete a copy, if the other one is still there. Nobody else deletes that one meanwhile, for the same reason.
+
+    Where that is no longer ``known``, it goes instead.
+    """
     with engine.sweeping() as free:
         if not free or other.size(name) != size:
             return False
+        if known is not None and not known():
+            if at.size(name) == size:
+                other.delete(name)
+            raise StoreBusy(f"somebody else brings the packs back from {other.place}", hint="Nothing is lost.")
         at.delete(name)
         return True
 

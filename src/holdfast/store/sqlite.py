@@ -130,7 +130,8 @@ def reading_error(error: Exception, doing: str) -> HoldfastError:
     # Statements are always the same: one that makes no sense to SQLite has met another schema.
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)):
         return Damaged(f"{doing}: the database is damaged ({error})", what=("store.db",), hint=HINT)
-    if isinstance(error, apsw.FullError):
+    no_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE  # store.db-shm is made, or gets longer
+    if isinstance(error, apsw.FullError) or no_index:
         return DiskFull(f"{doing}: no room on the disk; nothing was changed", hint="Free some room, then try again.")
     # A protocol error: whoever writes was stopped just as he told the others where the log ends.
     if isinstance(error, (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)):

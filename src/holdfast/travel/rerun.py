@@ -497,7 +497,9 @@ class Replaying(Run):
         return result
 
     def _run(self, made: Durable, call: Callable[[], Any]) -> None:
-        with asyncio.Runner(loop_factory=ReplayLoop) as runner:
+        end = self.recording.end
+        took_s = (end.at - self.past.begin.at) / 1e6 if end is not None else 0.0
+        with asyncio.Runner(loop_factory=partial(ReplayLoop, took_s)) as runner:
             try:
                 runner.run(self._later(made, call))
             except RuntimeError:

@@ -3,7 +3,8 @@
 Owns the event loop of a replay, its time, and the order of completions that moves it. Must not know what completes.
 What always holds: a call takes as long as it did; its completion makes no timer due; and only when everything waits,
 time goes on to the next timer, but to none that would cancel somebody who is about to get what is recorded. So a
-timeout is over where it was, however slow or fast the machine is, and nobody sits one out.
+timeout is over where it was, however slow or fast the machine is, and nobody sits one out. A timer that is set again
+for ever keeps nobody from the end.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ IDLE_S = 0.02
 """How long everything has to wait until time goes on: threads may be about to say something."""
 NEVER_S = 1e9
 """Of the replay's own time: when nothing else is left to wait for."""
+_MARGIN_S = 60.0
+_IDLE_MAX = 100
+"""So often only timers go on, in a time in which the whole run was over long ago: then nothing is left to wait for."""
 
 
 class _Waiting(selectors.DefaultSelector):
@@ -40,8 +44,11 @@ class _Waiting(selectors.DefaultSelector):
 class ReplayLoop(asyncio.SelectorEventLoop):
     """An event loop whose time is that of the record."""
 
-    def __init__(self) -> None:
+    def __init__(self, took_s: float = 0.0) -> None:
+        """``took_s``: how long all of it has taken, at most."""
         self._now_s = 0.0
+        self._long_s = 2 * took_s + _MARGIN_S
+        self.idle = 0  # how often only time has gone on since a call was made or answered
         self.elsewhere = 0  # calls on threads that have not ended
         self.served: set[Any] = set()  # tasks that wait for their turn to get what is recorded
         waiting = _Waiting()
@@ -70,6 +77,9 @@ class ReplayLoop(asyncio.SelectorEventLoop):
         timers = self._timers()
         spared = [one for one in timers if _whose(one) in self.served]
         next_s = min((one.when() for one in timers if one not in spared), default=self.next_s)
+        self.idle += 1
+        if self.idle > _IDLE_MAX and next_s > self._long_s:
+            next_s = max([next_s, *(one.when() for one in timers if one.when() >= NEVER_S / 2)])
         late = [one for one in spared if one.when() <= next_s]
         if len(spared) < len(timers):
             for one in late:
@@ -105,6 +115,7 @@ class TimedOrder(Order):
         """The call at this position is made now."""
         loop = _loop()
         if loop is not None:
+            loop.idle = 0
             self._due_s[path] = loop.time() + self._took_s.get(path, 0.0)
 
     async def turn(self, path: str) -> None:
@@ -132,6 +143,7 @@ class TimedOrder(Order):
 
     def _come(self, loop: Any, path: str) -> None:
         if isinstance(loop, ReplayLoop):
+            loop.idle = 0
             loop.pass_to(min(self._due_s.get(path, 0.0), loop.next_s - 1e-6))
 
 

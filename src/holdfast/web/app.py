@@ -223,8 +223,8 @@ class House:
         return answer
 
     async def _events(self, _request: Request) -> Response:
-        if self.live.full:
-            return Response("too many tabs", 503, {"retry-after": "10"})
+        if self.live.over:
+            return Response("the server stops", 503, {"retry-after": "10"})
         return StreamingResponse(self.live.stream(), media_type="text/event-stream")
 
     async def _static(self, request: Request) -> Response:

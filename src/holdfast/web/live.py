@@ -26,6 +26,8 @@ QUIET_S = 15.0
 LATELY_S, WHOLE_S = 60.0, 30.0
 """How far back a look goes, beyond what clocks of several machines differ, and how often it goes over everything."""
 STREAMS_MOST = 64
+AGAIN_MS = 10_000
+"""A tab that found no place asks again after so long."""
 WAITING_MOST = 32
 NAMED_MOST = 200
 """Names in one event; with more, everything is said to have changed."""
@@ -76,8 +78,9 @@ class Live:
         return len(self._queues)
 
     @property
-    def full(self) -> bool:
-        return self._over or self.streams >= STREAMS_MOST
+    def over(self) -> bool:
+        """Whether the server stops."""
+        return self._over
 
     def stop(self) -> None:
         """End all streams: the server stops."""
@@ -86,7 +89,10 @@ class Live:
         self._queues.clear()
 
     async def stream(self) -> AsyncIterator[str]:
-        """Events for one tab, until it goes away."""
+        """Events for one tab, until it goes away. One for which there is no place is told that, and asks again."""
+        if self.streams >= STREAMS_MOST:
+            yield f"retry: {AGAIN_MS}\nevent: full\ndata: {json.dumps({'most': STREAMS_MOST})}\n\n"
+            return
         queue: asyncio.Queue[str] = asyncio.Queue(WAITING_MOST)
         self._queues.add(queue)
         if self._poller is None or self._poller.done():

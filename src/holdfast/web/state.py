@@ -7,13 +7,14 @@ its own, so that nothing is lost.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
-from holdfast import Agent, Change, Checkpoint, Diff, Record, Store
+from holdfast import Agent, Change, Checkpoint, Diff, FileChange, Record, Store
 from holdfast.errors import BadOption, HoldfastError, format_path
 from holdfast.schemas import kind_of, text_of
 from holdfast.text import count, size
@@ -36,6 +37,9 @@ MESSAGES = 50
 MESSAGE = 8_000
 """Characters of a message. The tree has the rest."""
 CHANGES = 200
+FILES_READ, FILE_BYTES, FILE_LINES = 20, 200_000, 200
+"""Of so many files that differ the lines are shown, if the file is no longer, and so many of them."""
+_STARTS = re.compile(r"[-+](\d+)")
 SEARCH_S = 3.0
 HITS = 100
 PATH_MOST = 4_000
@@ -301,11 +305,43 @@ def diff(store: Store, asked: Asked) -> dict[str, Any]:
         "changes": [change_brief(one) for one in shown],
         "more": len(found) - len(shown),
         "hidden": len(compared.state.everything) - len(found),
-        "files": [brief(one.to_json()) for one in compared.state.files[:CHANGES]],
+        **_files(compared.state.files),
         "effects": [one.to_json() for one in compared.effects[:CHANGES]],
         "metadata": [change_brief(one, 300) for one in compared.metadata[:CHANGES]],
         "note": compared.note,
     }
+
+
+def _files(found: Sequence[FileChange]) -> dict[str, Any]:
+    """Files that differ; of the first ones, if they are short texts, also the lines."""
+    left = FILES_READ
+
+    def shown(one: FileChange) -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        sides = [side.size for side in (one.old, one.new) if side is not None]
+        summary, lines = one.summary(), []
+        try:
+            lines = one.diff() if left >= 0 and one.kind == "changed" and max(sides) <= FILE_BYTES else []
+        except HoldfastError as error:  # what else differs can be shown
+            summary += f"; its lines cannot be read: {error.message}"
+        about = {**brief(one.to_json()), "summary": summary}
+        return about | some("lines", list(_numbered(lines)), FILE_LINES, brief)
+
+    return some("files", found, CHANGES, shown)
+
+
+def _numbered(lines: list[str]) -> Iterator[list[Any]]:
+    """Lines of ``diff -u``: sign, number in the old and in the new file, text. Of a gap only its sign."""
+    old = new = 0
+    for line in lines:
+        if line.startswith("@@"):
+            old, new = (int(one) for one in _STARTS.findall(line))
+            yield ["@", None, None, ""]
+            continue
+        sign = line[0]
+        yield [sign, old if sign != "+" else None, new if sign != "-" else None, line[1:]]
+        old, new = old + (sign != "+"), new + (sign != "-")
 
 
 # -- edit -------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ let release = null;
 let asking = false;
 let again = false;
 let said = 0;
+let full = ""; // why there is no place for this tab; it asks again by itself
 
-const words = { on: "Live", off: "Not live", trouble: "The store cannot be read" };
+const words = { on: "Live", off: "Not live", full: "Not live: too many tabs", trouble: "The store cannot be read" };
 
 function show(state, why = "") {
   if (!sign) return;
@@ -79,13 +80,20 @@ function tell(type, data, why) {
 
 function open() {
   stream = new EventSource("/events");
+  stream.addEventListener("full", (event) => {
+    full = `${JSON.parse(event.data).most} browsers are told what happens, and no more can be. Close one; this one asks again.`;
+    tell("state", "full", full);
+  });
   stream.addEventListener("hello", () => {
     tell("state", "on");
     if (said++) tell("changed", { all: true }); // what happened while there was no stream, nobody has told
   });
   stream.addEventListener("changed", (event) => tell("changed", JSON.parse(event.data)));
   stream.addEventListener("trouble", (event) => tell("state", "trouble", JSON.parse(event.data).message));
-  stream.addEventListener("error", () => tell("state", "off"));
+  stream.addEventListener("error", () => {
+    if (!full) tell("state", "off"); // the stream that said it ended with that
+    full = "";
+  });
 }
 
 function close() {
