@@ -29,8 +29,7 @@ from holdfast.agent.move import FACTS
 from holdfast.agent.opened import settle
 from holdfast.agent.salvage import Rescue
 from holdfast.agent.store import MAIN, find_store, open_unseen
-from holdfast.codec.state import Reader, State
-from holdfast.codec.types import Registry
+from holdfast.codec.state import State
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
 from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import (
@@ -200,13 +199,6 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
         return report
 
 
-class _Whole(history.Stored):
-    """The source of a state that is read from its nodes, and in no other way."""
-
-    def again(self) -> bool:
-        return False
-
-
 class _Proof(Histories):
     """As verify does it, but what has lost its parent gets another chance."""
 
@@ -218,8 +210,7 @@ class _Proof(Histories):
         nodes: dict[bytes, bytes] = {}
         try:
             # Sealed or not: the nodes of its state may all be there, because others have them, too.
-            state = State(_Whole(self.contents, point._replace(row=point.row._replace(sealed=1))))
-            Reader(state, Registry(), inert=True).everything()
+            self.reading.trees(digest for _, digest in point.manifest.sections)
         except Damaged:
             if point.row.sealed:
                 raise
@@ -227,14 +218,14 @@ class _Proof(Histories):
             operations = history.operations_of(self.view, point)
             try:
                 state.do(operations)
-                history.read_values(state, operations)
+                self.reading.operations(operations)
             except Damaged:
                 return super().alone(point)
             if state.digests() != point.manifest.sections:
                 return super().alone(point)
             nodes = state.unstored()
         self._mending.cut(point.row, nodes)
-        return state
+        return history.state_of(self.contents, self.view.point(point.n))
 
 
 class _Mending:
@@ -377,14 +368,14 @@ class _Mending:
 
     def _prove_values(self) -> None:
         """Of the long values that records name, those that can be read stay; that something happened stays anyway."""
-        state = history.state_of(self.db.now, None)
+        reading = history.Reading(history.Blank(self.db.now))
         known: dict[bytes, bool] = {}
         changed: list[Record] = []
         for record in self.found.records.values():
             for root in record.refs:
                 if root not in known:
                     try:
-                        history.read_tree(state, root)
+                        reading.trees([root])
                         known[root] = True
                     except Damaged:
                         known[root] = False
