@@ -649,25 +649,12 @@ class Store:
         end: End | None = None,
         lost: Sequence[NewRecord] = (),
     ) -> Branch:
-        """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body.
-
-        It inherits the records before ``target``, unless ``end`` says otherwise. ``lost`` come behind these.
-        """
-        return self._db.change(lambda change: self._put_branch(change, agent, new, target, more, end=end, lost=lost))
-
-    def _put_branch(
-        self,
-        change: Change,
-        agent: AgentRow,
-        new: str,
-        target: Point | None,
-        more: Body | None = None,
-        *,
-        end: End | None = None,
-        lost: Sequence[NewRecord] = (),
-    ) -> Branch:
-        """As ``_add_branch``, as a part of a transaction."""
-        return pointers.put_branch(change, agent, new, target, more or {}, self._inherited, end=end, lost=lost)
+        """As ``pointers.put_branch``, by itself."""
+        return self._db.change(
+            lambda change: pointers.put_branch(
+                change, agent, new, target, more or {}, self._inherited, end=end, lost=lost
+            )
+        )
 
     def _inherited(self, view: View, b: int, point: Point | None) -> End:  # noqa: ARG002 - for the room above
         """The records that begin the line of what begins at a checkpoint of branch ``b``: those that it knows."""
