@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.graph import Graph
-from holdfast.agent.layers import WORKSPACE, half_way
+from holdfast.agent.layers import THAW, WORKSPACE, half_way
 from holdfast.agent.opened import adopt, is_own, since
 from holdfast.agent.store import MAIN, Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
@@ -67,15 +67,7 @@ def backup(source: Store, dest: Store, progress: Progress | None = None, *, imag
     _check_apart(source, dest)
     failed: dict[str, Contention | Damaged] = {}
     report = transfer(source, dest, images=images, failed=failed, progress=progress)
-    kept = {name: value for name, value in source._db.view.facts().items() if name in FACTS}
-
-    def put(change: Change) -> None:
-        for name, value in kept.items():
-            if name not in change.facts():
-                change.set_fact(name, value)
-
-    if kept.keys() - dest._db.view.facts().keys():
-        dest._db.change(put)
+    _carry_facts(source, dest, FACTS)
     if failed:
         raise _not_brought(report, failed)
     return report
@@ -199,15 +191,15 @@ def _carry_schedules(source: Store, dest: Store) -> None:
         dest._db.change(lambda change: change.swap_fact(SCHEDULES, merged))
 
 
-def _carry_directories(source: Store, dest: Store) -> None:
-    """Branches keep their directories where a store takes the place of another one."""
-    kept = {name: value for name, value in source._db.view.facts().items() if name.startswith(WORKSPACE)}
+def _carry_facts(source: Store, dest: Store, names: tuple[str, ...]) -> None:
+    """Facts whose names begin so, unless the other store has one of that name already."""
+    kept = {name: value for name, value in source._db.view.facts().items() if name.startswith(names)}
 
     def put(change: Change) -> None:
-        for name, value in kept.items():
-            change.set_fact(name, value)
+        for name in kept.keys() - change.facts().keys():
+            change.set_fact(name, kept[name])
 
-    if kept:
+    if kept.keys() - dest._db.view.facts().keys():
         dest._db.change(put)
 
 
@@ -290,7 +282,7 @@ def rotate(
             with open_unseen(building, new(), create=True) as made:
                 _everything(source, made, progress)
                 _carry_schedules(source, made)
-                _carry_directories(source, made)
+                _carry_facts(source, made, (WORKSPACE, THAW))  # branches keep their directories
                 _carry_open(source, made, _open_rows(source))
                 _prove(made, progress)
             source.close()

@@ -27,7 +27,6 @@ from holdfast.errors import (
     Damaged,
     DiskFull,
     HoldfastError,
-    NewerFormat,
     NotAStore,
     ReadOnly,
     StoreBusy,
@@ -554,11 +553,6 @@ class Postgres:
             raise NotAStore(
                 f"{self.place}: the schema has tables of something else",
                 hint="Give another one: ?schema=NAME. It is made if it is not there.",
-            )
-        if int(mark[2]) > FORMAT_VERSION:
-            raise NewerFormat(
-                f"{self.place} has format {mark[2]}; this program knows up to {FORMAT_VERSION}",
-                hint="Use a newer Holdfast. Nothing was changed.",
             )
         check_version(self.place, int(mark[2]))
         shared = mark[1] == "shared"
