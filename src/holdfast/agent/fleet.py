@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,8 @@ from msgspec import Struct
 from holdfast.agent import crashes
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
-from holdfast.store.rows import Agent, Counted
+from holdfast.store.catalog import View
+from holdfast.store.rows import Agent, Branch, Counted
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -82,6 +84,19 @@ def pick(census: Sequence[Counted], pattern: str | None) -> list[Counted] | None
         fits = re.compile(fnmatch.translate(pattern)).match
         found = [one for one in census if fits(one.name)]
     return sorted(found, key=lambda one: (one.at, one.a), reverse=True)
+
+
+def is_arriving(branches: Sequence[Branch]) -> bool:
+    """Whether nothing of an agent that has these branches is whole yet: it is still arriving from elsewhere."""
+    return bool(branches) and all(one.body.get("arriving") for one in branches)
+
+
+def whole(view: View) -> list[Agent]:
+    """All agents but those that are still arriving."""
+    branches: dict[int, list[Branch]] = defaultdict(list)
+    for one in view.branches():
+        branches[one.a].append(one)
+    return [row for row in view.agents() if not is_arriving(branches[row.a])]
 
 
 def info_of(store: Store, row: Agent, shallow: dict[int, int]) -> AgentInfo:

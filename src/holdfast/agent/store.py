@@ -24,7 +24,7 @@ from holdfast.agent import history, metadata, pointers, unsaved, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
-from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
+from holdfast.agent.fleet import AgentInfo, Page, info_of, is_arriving, pick, whole
 from holdfast.agent.graph import Graph, find
 from holdfast.agent.names import check_name, check_new, check_text
 from holdfast.agent.when import DEFAULT, When, find_when, folders_of
@@ -97,11 +97,6 @@ def find_store(start: Path | None = None) -> str:
 def say_created(place: str) -> None:
     if sys.stderr is not None:
         print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
-
-
-def _arriving(branch: Branch) -> bool:
-    """Whether a branch came from elsewhere, and not all of it yet."""
-    return bool(branch.body.get("arriving", False))
 
 
 def _still_arriving(what: str) -> StillArriving:
@@ -270,7 +265,7 @@ class Store:
             if branch_row is None:
                 known = ", ".join(other.name for other in view.branches(row.a))
                 raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
-            if _arriving(branch_row):
+            if is_arriving([branch_row]):
                 raise _still_arriving(f"branch {branch!r} of {name!r}")
             if readonly:
                 return self._opened(row, branch_row, None, None, None)
@@ -723,12 +718,10 @@ class Store:
 
     def _agents(self) -> list[AgentRow]:
         """All but those that are still arriving."""
-        return [row for row in self._db.view.agents() if not self._half(row)]
+        return whole(self._db.view)
 
     def _half(self, agent: AgentRow) -> bool:
-        """Whether nothing of an agent is whole yet, because it is still arriving."""
-        branches = self._db.view.branches(agent.a)
-        return bool(branches) and all(map(_arriving, branches))
+        return is_arriving(self._db.view.branches(agent.a))
 
     # -- the whole store ------------------------------------------------------------------------------
 

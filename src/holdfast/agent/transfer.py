@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent.arrival import ATTEMPTS, Arrival
+from holdfast.agent.fleet import whole
 from holdfast.agent.frames import TOGETHER, About, Chunk, Entries, Frame, Nodes, Payload, Records, Refs, beside
 from holdfast.agent.graph import Graph
 from holdfast.agent.history import children, named_in
@@ -126,7 +127,8 @@ def transfer(
     source.flush()
     named = [source._agent_row(name).a for name in dict.fromkeys(agents)]
     with source._db.moment() as contents:
-        chosen = whole(contents.view, named if new_name is not None else family(contents.view, named))
+        going = named if new_name is not None else family(contents.view, named)
+        chosen = [contents.view.agent_at(a) for a in going] or whole(contents.view)
         if images and named:
             also = [source._db.view.agent(f"{IMAGES}{row.name}") for row in chosen]
             chosen += [row for row in also if row is not None and row.a not in named]
@@ -188,16 +190,6 @@ def family(view: View, named: Sequence[int]) -> list[int]:
     arriving = {one.a for one in view.branches() if one.body.get("arriving")}
     children = sorted((called[a], a) for a in called if called[a].startswith(above) and a not in arriving)
     return list(dict.fromkeys([*named, *(a for _, a in children)]))
-
-
-def whole(view: View, named: Sequence[int] = ()) -> list[Agent]:
-    """Some agents, or all but those that are still arriving."""
-    if named:
-        return [view.agent_at(a) for a in named]
-    arriving: dict[int, bool] = {}
-    for branch in view.branches():
-        arriving[branch.a] = arriving.get(branch.a, True) and bool(branch.body.get("arriving"))
-    return [row for row in view.agents() if not arriving.get(row.a, False)]
 
 
 def _same(ours: View, theirs: View, store: bytes) -> set[int]:
