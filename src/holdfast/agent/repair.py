@@ -28,7 +28,7 @@ from holdfast.agent.layers import THAW, WORKSPACE
 from holdfast.agent.move import FACTS
 from holdfast.agent.opened import settle
 from holdfast.agent.salvage import Rescue
-from holdfast.agent.store import MAIN, find_store, open_unseen
+from holdfast.agent.store import MAIN, open_unseen, place_of
 from holdfast.codec.state import State
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
 from holdfast.store.catalog import Progress, quietly
@@ -150,13 +150,13 @@ def repair(
 
     ``path`` is not changed. It needs as much room as the store has, beside ``to`` or where temporary files go.
     """
-    named = path if path is not None else find_store()
-    if any(isinstance(place, str) and is_url(place) for place in (named, to)):
+    place = place_of(path)
+    if is_url(place) or (isinstance(to, str) and is_url(to)):
         raise BadOption(
             "only a store in a directory can be repaired, and only into another directory",
             hint="For a store on a server, put the server's own backup back, or push what can be read to a new store.",
         )
-    source = Layout(Path(os.path.realpath(named)))
+    source = Layout(Path(place))
     try:
         return _repair(source, Path(os.path.realpath(to)) if to is not None else None, key, progress or quietly)
     except ColdPlaceMissing as error:

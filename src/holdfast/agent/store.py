@@ -79,13 +79,23 @@ _open: dict[str, Store] = {}
 _open_lock = threading.Lock()
 
 
-def find_store(start: Path | None = None) -> str:
+def place_of(path: str | os.PathLike[str] | None) -> str:
+    """Which store is meant: its URL, or its directory, resolved. Without a path, the one that is found from here."""
+    named = path if path is not None else _find_store()
+    if isinstance(named, str) and is_url(named):
+        return named
+    if is_url(os.fspath(named)):
+        raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
+    return os.path.realpath(named)
+
+
+def _find_store() -> str:
     """$HOLDFAST_STORE, or the nearest .holdfast here or above (as git finds its own), or ./.holdfast."""
     named = os.environ.get("HOLDFAST_STORE")
     if named:
         return named
     try:
-        here = (start or Path.cwd()).resolve()
+        here = Path.cwd().resolve()
         for directory in (here, *here.parents):
             if (directory / DEFAULT_DIRECTORY).is_dir():
                 return str(directory / DEFAULT_DIRECTORY)
@@ -178,10 +188,7 @@ class Store:
         """
         if durability not in DURABILITIES:
             raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
-        named = path if path is not None else find_store()
-        if not isinstance(named, str) and is_url(os.fspath(named)):
-            raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
-        place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
+        place = place_of(path)
         sys.audit("holdfast.open", place, readonly)
         secret = find_secret(key)
         options = (readonly, durability, paranoid, inert)

@@ -166,21 +166,12 @@ class Postgres:
     dialect: Dialect = "postgres"
     writers = WRITERS
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str | None = None,
-        store: str | None = None,
-        readonly: bool = False,
-        fill: Callable[[Tx], None] | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, readonly: bool = False, fill: Callable[[Tx], None] | None = None) -> None:
         """``fill`` writes the rows of a new store, together with its tables; without it, there must be one.
 
-        ``schema`` and ``store`` stand for ``?schema=`` and ``?shared=`` in the URL: where the tables are, and which of
-        the stores that share them.
+        Where the tables are, and which of the stores that share them, is in the URL: ``?schema=`` and ``?shared=``.
         """
-        self._address = Address(url, schema, store)
+        self._address = Address(url)
         self.place = self._address.place
         self.lease_s = self._address.lease_s
         self.schema = self._address.schema
