@@ -10,13 +10,18 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ormsgpack import Ext, packb
 
 import holdfast
 from holdfast import Policy
 from holdfast.agent import arrival
 from holdfast.agent.arrival import Arrival
-from holdfast.errors import AgentBusy, BadOption, Damaged, HistoriesDiverged, ReadOnly, UnknownAgent
+from holdfast.agent.history import Blank, Reading
+from holdfast.codec.operations import SET, Operation
+from holdfast.errors import AgentBusy, BadOption, CorruptValue, Damaged, HistoriesDiverged, ReadOnly, UnknownAgent
 from holdfast.store.changes import Objects, pack_node
+from holdfast.store.cipher import digest
+from holdfast.store.rows import chunk_digest
 from holdfast.store.sqlite import Sqlite
 from tests.agent import child
 from tests.agent.damage import memory, spoil
@@ -651,3 +656,17 @@ def test_a_source_that_is_written_and_cleared_meanwhile(stores):
         source.push(dest)
         assert head(dest) == head(source)
         sound(dest)
+
+
+def test_what_is_proven_as_the_content_of_a_file_is_not_taken_for_a_value(stores):
+    source, _ = stores
+    data = b"\xc1 is no encoding"
+    chunk = chunk_digest(data)
+    pack = source._db.packs.write([(chunk, data)])
+    source._db.change(lambda change: change.put_objects(Objects(packs=[pack])))
+    named = packb([digest(b"value", data), len(data), [chunk]])
+    file, value = (Operation(0, SET, [name], (packb(Ext(code, named)),)) for name, code in (("f", 42), ("v", 41)))
+    reading = Reading(Blank(source._db.now))
+    reading.operations([file])
+    with pytest.raises(CorruptValue):
+        reading.operations([value])

@@ -39,7 +39,7 @@ from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import Manifest, Position, identity, is_written, mark_of
 from holdfast.store.packs import CHUNK_MAX_BYTES
-from holdfast.store.rows import BEGINNING, Branch, End, Point, Tag, chunk_digest, link, node_digest
+from holdfast.store.rows import BEGINNING, DIGEST_BYTES, Branch, End, Point, Tag, chunk_digest, link, node_digest
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -198,7 +198,6 @@ ATTEMPTS = 4
 """How often something is tried again that others change meanwhile."""
 
 _KNOWN_MAX = 100_000
-_DIGEST_BYTES = 32
 _THERE = "SELECT n FROM loose WHERE n = ? UNION ALL SELECT n FROM checkpoint WHERE n = ?"
 
 T = TypeVar("T")
@@ -350,11 +349,11 @@ class Arrival:
         self._index(start)
         run = _NewLine(start, [])
         for mark, key, refs, body_digest, body in frame.records:
-            if len(body) > RECORD_MAX_BYTES or len(refs) % _DIGEST_BYTES:
+            if len(body) > RECORD_MAX_BYTES or len(refs) % DIGEST_BYTES:
                 raise CorruptValue("a record that does not follow the format")
             if body and not is_written(body, body_digest):
                 raise Damaged(f"record {count + 1} is not what was written")
-            self._proof.reading.trees([refs[at : at + _DIGEST_BYTES] for at in range(0, len(refs), _DIGEST_BYTES)])
+            self._proof.reading.trees([refs[at : at + DIGEST_BYTES] for at in range(0, len(refs), DIGEST_BYTES)])
             count, chain = count + 1, link(chain, body_digest)
             if (count, chain) in self._ends:
                 run = _NewLine((count, chain), [])  # it is here already: what follows, follows that one

@@ -1,8 +1,8 @@
 """From a checkpoint to its state: the nodes of the nearest sealed one at or above it, and the operations since.
 
-Owns that way, and the search for what encodings name. Changes nothing. What always holds: a state that is loaded has
-the digests that its manifest recorded, or an error is raised; a state whose base was forgotten meanwhile is found again
-by the way in which it is stored now.
+Owns that way, the search for what encodings name, and reading all of it. Changes nothing. What always holds: a state
+that is loaded has the digests that its manifest recorded, or an error is raised; a state whose base was forgotten
+meanwhile is found again by the way in which it is stored now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.errors import Damaged, Forgotten
 from holdfast.store.catalog import View
 from holdfast.store.cipher import HINT
 from holdfast.store.database import Contents
-from holdfast.store.rows import Point
+from holdfast.store.rows import DIGEST_BYTES, Point
 
 RECENT = 4
 """A section that is given anew in each step needs nothing from before: so many checkpoints are looked at first."""
@@ -34,7 +34,6 @@ _UP_MAX = 1 << 20
 _ARRAY = b"\x93\xc4\x20"
 """Looking for this alone is ten times as fast, and says no of most texts."""
 _CHUNKS = re.compile(rb"[\x29\x2a]" + _ARRAY)
-_DIGEST_BYTES = 32
 _PROVEN_MAX = 200_000
 _NO_TYPES = Registry()
 
@@ -77,7 +76,7 @@ def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
 
 def _chunk_names(data: bytes, at: int) -> set[bytes]:
     """The chunks of what may be a bulk value: digest, length, then an array of digests."""
-    at += _DIGEST_BYTES
+    at += DIGEST_BYTES
     at += {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(data[at] if at < len(data) else 0, 1)
     if at >= len(data):
         return set()
@@ -91,16 +90,16 @@ def _chunk_names(data: bytes, at: int) -> set[bytes]:
         return set()
     found = set()
     for _ in range(count):
-        if data[at : at + 2] != b"\xc4\x20" or at + 2 + _DIGEST_BYTES > len(data):
+        if data[at : at + 2] != b"\xc4\x20" or at + 2 + DIGEST_BYTES > len(data):
             break
-        found.add(data[at + 2 : at + 2 + _DIGEST_BYTES])
-        at += 2 + _DIGEST_BYTES
+        found.add(data[at + 2 : at + 2 + DIGEST_BYTES])
+        at += 2 + DIGEST_BYTES
     return found
 
 
 def children(raw: bytes) -> list[bytes]:
     """The nodes that an inner node has; none for a leaf."""
-    return [raw[at : at + _DIGEST_BYTES] for at in range(2, len(raw), _DIGEST_BYTES + 8)] if raw[1] else []
+    return [raw[at : at + DIGEST_BYTES] for at in range(2, len(raw), DIGEST_BYTES + 8)] if raw[1] else []
 
 
 class Blank:

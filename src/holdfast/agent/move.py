@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.graph import Graph
 from holdfast.agent.layers import THAW, WORKSPACE, half_way
+from holdfast.agent.names import full_name
 from holdfast.agent.opened import adopt, is_own, since
-from holdfast.agent.store import MAIN, Store, open_unseen
+from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import (
     AgentBusy,
@@ -225,7 +226,7 @@ def _check_whole(store: Store) -> None:
     """Raise while files are still to be put back: what is known of that stays behind, where nobody can finish it."""
     for uuid, path in half_way(store._db.view).items():
         names = (
-            agent.name if branch.name == MAIN else f"{agent.name}@{branch.name}"
+            full_name(agent.name, branch.name)
             for agent in store._db.view.agents()
             for branch in store._db.view.branches(agent.a)
             if branch.uuid.hex() == uuid

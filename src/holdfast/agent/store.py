@@ -26,7 +26,7 @@ from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
 from holdfast.agent.fleet import AgentInfo, Page, info_of, is_arriving, pick, whole
 from holdfast.agent.graph import Graph, find
-from holdfast.agent.names import check_name, check_new, check_text
+from holdfast.agent.names import MAIN, check_name, check_new, check_text
 from holdfast.agent.when import DEFAULT, When, find_when, folders_of
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from holdfast.agent.verify import Problem, VerifyReport
 
 DEFAULT_DIRECTORY = ".holdfast"
-MAIN = "main"
 DURABILITIES = ("commit", "batched")
 log = logging.getLogger("holdfast.agent")
 _IN_NOTEBOOK = 50
