@@ -229,7 +229,7 @@ class _Moving(NamedTuple):
                 if not left:
                     raise
             except Damaged:
-                # A sweep that was interrupted over there may have left a node without what is below it.
+                # A transfer that was cut short may have left a node over there without what is below it.
                 if thorough or not left:
                     raise
                 thorough = True
