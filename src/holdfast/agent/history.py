@@ -301,7 +301,7 @@ class Reading:
     """Reads values and trees with all that they name, to the last chunk: what was read before is not read again."""
 
     def __init__(self, source: Blank, named: Callable[[int, bytes], object] = lambda _code, _payload: None) -> None:
-        """``named`` is told of every name that is met, also of what was read before."""
+        """``named`` is told of every name once what it names is proven, also if that was before."""
         self._state = State(source)
         self._named = named
         self._proven: set[bytes] = set()
@@ -323,21 +323,20 @@ class Reading:
             self._name(code, payload, depth + 1)
 
     def _name(self, code: int, payload: bytes, depth: int) -> None:
-        self._named(code, payload)
         known = payload if code == BIG else bytes((code,)) + payload
-        if known in self._proven:
-            return
-        if depth > MAX_DEPTH:
-            raise nested_too_deep()
-        if code == BIG:
-            self._tree(payload, depth)
-        elif code == CONTENT:
-            self._state.prove_content(payload)
-        else:
-            self._value(self._state.bulk(payload), depth)
-        if len(self._proven) > _PROVEN_MAX:
-            self._proven.clear()
-        self._proven.add(known)
+        if known not in self._proven:
+            if depth > MAX_DEPTH:
+                raise nested_too_deep()
+            if code == BIG:
+                self._tree(payload, depth)
+            elif code == CONTENT:
+                self._state.prove_content(payload)
+            else:
+                self._value(self._state.bulk(payload), depth)
+            if len(self._proven) > _PROVEN_MAX:
+                self._proven.clear()
+            self._proven.add(known)
+        self._named(code, payload)
 
     def _tree(self, root: bytes, depth: int) -> None:
         tree, leaves = read(root, self._state.fetch)
