@@ -30,13 +30,9 @@ def note(store: Store, agent: Agent, body: dict[str, Any]) -> None:
 
 
 def told(store: Store, agent: Agent) -> list[dict[str, Any]]:
-    """What was noted about crashes, newest first, those from before it was cloned included."""
-    uuids = [agent.uuid]
-    found: Agent | None = agent
-    while found is not None and (of := found.body.get("of")) and of not in uuids:
-        uuids.append(of)
-        found = store._db.view.agent_of(of)
-    entries = store._db.view.log_under([_key(uuid) for uuid in uuids])
+    """What was noted about crashes, newest first, also of what it is a copy of, until it was copied."""
+    uuids = [agent.uuid, *(uuid for uuid, *_ in agent.body.get("origins", ()))]
+    entries = Graph(store._db.view, agent).under([_key(uuid) for uuid in uuids])
     return [
         {"when": datetime.fromtimestamp(entry.at / 1e6, UTC), **entry.body}
         for entry in sorted(entries, key=lambda entry: entry.at, reverse=True)
