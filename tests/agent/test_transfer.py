@@ -14,7 +14,7 @@ from ormsgpack import Ext, packb
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import arrival
+from holdfast.agent import arrival, crashes
 from holdfast.agent.arrival import Arrival
 from holdfast.agent.history import Blank, Reading
 from holdfast.codec.operations import SET, Operation
@@ -670,3 +670,26 @@ def test_what_is_proven_as_the_content_of_a_file_is_not_taken_for_a_value(stores
     reading.operations([file])
     with pytest.raises(CorruptValue):
         reading.operations([value])
+
+
+def test_a_copy_that_goes_alone_has_the_crashes_that_came_before_it(stores):
+    source, dest = stores
+    with source.agent("trip") as agent:
+        agent.checkpoint("one")
+
+    def crash(name, dump):
+        crashes.note(source, source._agent_row(name), {"what": "crash", "dump": dump})
+
+    def told(store, name):
+        return [one["dump"] for one in store.agent(name, readonly=True).crashes()]
+
+    crash("trip", "first")
+    source.copy("trip", "twin")
+    crash("trip", "of the origin")
+    crash("twin", "of the copy")
+    for names in (["twin"], ["trip"], ["twin"], []):
+        source.push(dest, names)
+        assert told(dest, "twin") == told(source, "twin") == ["of the copy", "first"]
+        assert dest.verify().ok
+    assert told(dest, "trip") == told(source, "trip") == ["of the origin", "first"]
+    assert {one.status for one in dest.push(source).agents} == {"unchanged"}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast.agent import crashes
 from holdfast.agent.arrival import ATTEMPTS, Arrival
 from holdfast.agent.fleet import whole
 from holdfast.agent.frames import TOGETHER, About, Chunk, Entries, Frame, Nodes, Payload, Records, Refs, beside
@@ -268,10 +269,10 @@ def kept_by(view: View, agent: Agent, past: Past) -> list[Kept]:
         owners |= {other.a: other.uuid for other in view.agents()}
         graph = Graph(view, agent)
         numbers = list(graph.numbers)
-        keys = [
+        keys = {
             row.key for part in slices(numbers) for row in view.checkpoints(f"WHERE n IN {listed(len(part))}", part)
-        ]
-        found = [*(entry for entry in graph.under(list({*keys} - {b""})) if entry.a != agent.a), *found]
+        } | {*crashes.keys(agent)}
+        found = [*(entry for entry in graph.under(list(keys - {b""})) if entry.a != agent.a), *found]
     return [(owners.get(one.a, agent.uuid), one.at, one.key, body_bytes(one.body)) for one in found]
 
 
