@@ -18,6 +18,7 @@ from msgspec import Struct
 from holdfast.agent import crashes
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
+from holdfast.errors import StillArriving
 from holdfast.store.catalog import View
 from holdfast.store.rows import Agent, Branch, Counted
 
@@ -89,6 +90,13 @@ def pick(census: Sequence[Counted], pattern: str | None) -> list[Counted] | None
 def is_arriving(branches: Sequence[Branch]) -> bool:
     """Whether nothing of an agent that has these branches is whole yet: it is still arriving from elsewhere."""
     return bool(branches) and all(one.body.get("arriving") for one in branches)
+
+
+def still_arriving(what: str) -> StillArriving:
+    return StillArriving(
+        f"{what} is still arriving from elsewhere: not all of it has come",
+        hint="Run the push, pull or import again: it resumes where it stopped. Or remove the agent.",
+    )
 
 
 def whole(view: View) -> list[Agent]:

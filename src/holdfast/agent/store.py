@@ -24,7 +24,7 @@ from holdfast.agent import history, metadata, pointers, unsaved, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
-from holdfast.agent.fleet import AgentInfo, Page, info_of, is_arriving, pick, whole
+from holdfast.agent.fleet import AgentInfo, Page, info_of, is_arriving, pick, still_arriving, whole
 from holdfast.agent.graph import Graph, find
 from holdfast.agent.names import MAIN, check_name, check_new, check_text
 from holdfast.agent.when import DEFAULT, When, find_when, folders_of
@@ -39,20 +39,19 @@ from holdfast.errors import (
     HoldfastError,
     KeyNeeded,
     ReadOnly,
-    StillArriving,
     UnknownAgent,
     UnknownRevision,
 )
 from holdfast.store import copies, keys
 from holdfast.store.catalog import Progress, View, quietly
-from holdfast.store.changes import ACTING, Change, NewRecord, now_us
+from holdfast.store.changes import ACTING, Change, NewRecord
 from holdfast.store.database import MOVED, OBJECTS, Database, open_database, shown
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.leases import FileLeases
-from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point
 from holdfast.store.rows import Agent as AgentRow
+from holdfast.store.rows import Body, Branch, Counted, End, Point
 from holdfast.store.tables import FORMAT_VERSION
 from holdfast.text import is_url
 
@@ -106,21 +105,6 @@ def _find_store() -> str:
 def say_created(place: str) -> None:
     if sys.stderr is not None:
         print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
-
-
-def _still_arriving(what: str) -> StillArriving:
-    return StillArriving(
-        f"{what} is still arriving from elsewhere: not all of it has come",
-        hint="Run the push, pull or import again: it resumes where it stopped. Or remove the agent.",
-    )
-
-
-def new_agent(change: Change, name: str, branch: bytes = b"") -> tuple[AgentRow, Branch]:
-    """Add an agent, with its first branch, which has the uuid ``branch``, if one is given."""
-    now = now_us()
-    made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
-    body = {"created": now, "from": b""}
-    return made, change.add_branch(made.a, MAIN, branch or uuid.uuid4().bytes, body, None, BEGINNING)
 
 
 class Store:
@@ -272,7 +256,7 @@ class Store:
                 known = ", ".join(other.name for other in view.branches(row.a))
                 raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
             if is_arriving([branch_row]):
-                raise _still_arriving(f"branch {branch!r} of {name!r}")
+                raise still_arriving(f"branch {branch!r} of {name!r}")
             if readonly:
                 return self._opened(row, branch_row, None, None, None)
             known_handle = self._handles.get(branch_row.b)
@@ -385,7 +369,7 @@ class Store:
         def add(change: Change) -> tuple[AgentRow, Branch] | None:
             if change.agent(name) is not None:  # another process was faster
                 return None
-            row, branch = new_agent(change, name, branch_uuid)
+            row, branch = pointers.new_agent(change, name, branch_uuid)
             self._opening(change, branch, branch)
             return row, branch
 
@@ -421,7 +405,7 @@ class Store:
     def _add_agent(self, name: str) -> AgentRow:
         def add(change: Change) -> AgentRow:
             there = change.agent(name)
-            return there if there is not None else new_agent(change, name)[0]  # another process was faster
+            return there if there is not None else pointers.new_agent(change, name)[0]  # another process was faster
 
         try:
             return self._db.change(add)
@@ -719,7 +703,7 @@ class Store:
         if row is None:
             raise self._unknown(name)
         if not arriving and self._half(row):
-            raise _still_arriving(repr(name))
+            raise still_arriving(repr(name))
         return row
 
     def _agents(self) -> list[AgentRow]:

@@ -23,7 +23,7 @@ from holdfast.agent import watchers
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.names import MAIN, check_name
 from holdfast.agent.pending import Pending
-from holdfast.agent.store import new_agent
+from holdfast.agent.pointers import new_agent
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, RunEnded, RunUnfinished, StorePoisoned, ToolFailed
 from holdfast.run import listing, queues
 from holdfast.run.arguments import fingerprint
