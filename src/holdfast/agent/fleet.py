@@ -10,6 +10,7 @@ import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from msgspec import Struct
 from holdfast.agent import crashes
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
-from holdfast.errors import StillArriving
+from holdfast.errors import BadOption, StillArriving, UnknownAgent
 from holdfast.store.catalog import View
 from holdfast.store.rows import Agent, Branch, Counted
 
@@ -76,15 +77,51 @@ def is_pattern(text: str) -> bool:
     return _MAGIC.search(text) is not None
 
 
-def pick(census: Sequence[Counted], pattern: str | None) -> list[Counted] | None:
-    """Those that a name or a pattern chooses, the most recently changed first; None where the name is nobody's."""
-    found = [one for one in census if pattern in {None, one.name}]
-    if not found and pattern is not None:
-        if not is_pattern(pattern):
-            return None
-        fits = re.compile(fnmatch.translate(pattern)).match
-        found = [one for one in census if fits(one.name)]
+def picked(store: Store, pattern: str | None) -> list[Counted]:
+    """The agents that a name or a pattern chooses, or all, the most recently changed first."""
+    view = store._db.view
+    row = view.agent(pattern) if pattern is not None else None
+    if row is not None:  # it need not be looked for among all
+        return [Counted(row.a, row.name, max((branch.at for branch in view.branches(row.a)), default=0))]
+    if pattern is not None and not is_pattern(pattern):
+        raise store._unknown(pattern)
+    fits = re.compile(fnmatch.translate(pattern if pattern is not None else "*")).match
+    found = [one for one in view.census() if fits(one.name)]
     return sorted(found, key=lambda one: (one.at, one.a), reverse=True)
+
+
+def check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise BadOption(f"a limit of {limit}", hint="At least 1, or None for everything.")
+
+
+def listed(store: Store, pattern: str | None, limit: int | None, offset: int, sort: str) -> Page[AgentInfo]:
+    """A page of the list of agents."""
+    if sort not in {"updated", "oldest", "name", "checkpoints"}:
+        raise BadOption(f"sort {sort!r}", hint="Use updated, oldest, name or checkpoints.")
+    if offset < 0:
+        raise BadOption(f"an offset of {offset}", hint="At least 0.")
+    check_limit(limit)
+    view, found = store._db.view, Page[AgentInfo]()
+    chosen = view.in_order(sort) if pattern is None else None  # their names are not needed
+    if chosen is None:
+        some = picked(store, pattern)
+        if sort == "name":
+            some.sort(key=lambda one: one.name)
+        elif sort != "updated" and len(some) > 1:
+            rank = {a: at for at, a in enumerate(view.in_order(sort) or ())}
+            some.sort(key=lambda one: rank.get(one.a, 0))
+        chosen = [one.a for one in some]
+    shallow = view.shallow()
+    for at, a in enumerate(chosen[offset:], offset):
+        if limit is not None and len(found) == limit:
+            found.more = len(chosen) - at
+            break
+        with suppress(UnknownAgent):  # removed meanwhile
+            row = view.agent_at(a)
+            if not is_arriving(view.branches(a)):
+                found.append(info_of(store, row, shallow))
+    return found
 
 
 def is_arriving(branches: Sequence[Branch]) -> bool:

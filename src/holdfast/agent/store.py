@@ -13,18 +13,18 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self
 
-from holdfast.agent import history, metadata, pointers, unsaved, watchers
+from holdfast.agent import fleet, history, metadata, pointers, unsaved, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
-from holdfast.agent.fleet import AgentInfo, Page, info_of, is_arriving, pick, still_arriving, whole
+from holdfast.agent.fleet import AgentInfo, Page, is_arriving, still_arriving, whole
 from holdfast.agent.graph import Graph, find
 from holdfast.agent.names import MAIN, check_name, check_new, check_text
 from holdfast.agent.when import DEFAULT, When, find_when, folders_of
@@ -51,7 +51,7 @@ from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.leases import FileLeases
 from holdfast.store.rows import Agent as AgentRow
-from holdfast.store.rows import Body, Branch, Counted, End, Point
+from holdfast.store.rows import Body, Branch, End, Point
 from holdfast.store.tables import FORMAT_VERSION
 from holdfast.text import is_url
 
@@ -435,34 +435,8 @@ class Store:
         ``sort``: or that one last, by name, or by the length of the longest line, the longest first.
         ``limit``: at most so many, after the first ``offset``; the list's ``more`` says how many follow.
         """
-        if sort not in {"updated", "oldest", "name", "checkpoints"}:
-            raise BadOption(f"sort {sort!r}", hint="Use updated, oldest, name or checkpoints.")
-        if offset < 0:
-            raise BadOption(f"an offset of {offset}", hint="At least 0.")
         self._check_open()
-        self._check_limit(limit)
-        view, found = self._db.view, Page[AgentInfo]()
-        order = view.in_order(sort) if pattern is None else None
-        if order is not None:
-            picked = order[offset:]  # their names are not needed
-        else:
-            some = self._picked(pattern)
-            if sort == "name":
-                some.sort(key=lambda one: one.name)
-            elif sort != "updated" and len(some) > 1:
-                rank = {a: at for at, a in enumerate(view.in_order(sort) or ())}
-                some.sort(key=lambda one: rank.get(one.a, 0))
-            picked = [one.a for one in some][offset:]
-        shallow = view.shallow()
-        for at, a in enumerate(picked):
-            if limit is not None and len(found) == limit:
-                found.more = len(picked) - at
-                break
-            with suppress(UnknownAgent):  # removed meanwhile
-                row = view.agent_at(a)
-                if not self._half(row):
-                    found.append(info_of(self, row, shallow))
-        return found
+        return fleet.listed(self, pattern, limit, offset, sort)
 
     def updated(self, after: datetime | None = None) -> dict[str, datetime]:
         """When each agent last changed, by name; with ``after`` only those that did since.
@@ -487,21 +461,6 @@ class Store:
             yield
         finally:
             ACTING.reset(before)
-
-    def _check_limit(self, limit: int | None) -> None:
-        if limit is not None and limit < 1:
-            raise BadOption(f"a limit of {limit}", hint="At least 1, or None for everything.")
-
-    def _picked(self, pattern: str | None) -> list[Counted]:
-        """The agents that a name or a pattern chooses, the most recently changed first."""
-        row = self._db.view.agent(pattern) if pattern is not None else None
-        if row is not None:  # it need not be looked for among all
-            at = max((branch.at for branch in self._db.view.branches(row.a)), default=0)
-            return [Counted(row.a, row.name, at)]
-        picked = pick(self._db.view.census(), pattern)
-        if picked is None:
-            raise self._unknown(str(pattern))
-        return picked
 
     def copy(self, name: str, new: str) -> None:
         """Add an agent ``new`` that begins with the whole history of another; from then on they are independent.
