@@ -22,8 +22,9 @@ import zstandard
 
 from holdfast.agent.arrival import Arrival
 from holdfast.agent.frames import VERSION, End, Frame, Head, Payload, Refs, decoded, encoded, size_of
+from holdfast.agent.places import place_of, say_created
 from holdfast.agent.refs import Past, read_refs
-from holdfast.agent.store import Store, open_unseen, place_of, say_created
+from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import HoldsImage, Sending, TransferReport, family, kept_by
 from holdfast.errors import (
     BadOption,

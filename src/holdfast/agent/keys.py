@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.agent.store import place_of
+from holdfast.agent.places import place_of
 from holdfast.errors import BadOption, KeyNeeded, NotAStore, NotEncrypted
 from holdfast.store import files, keys
 from holdfast.store.catalog import Progress, View

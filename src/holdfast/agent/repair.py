@@ -28,8 +28,9 @@ from holdfast.agent.layers import THAW, WORKSPACE
 from holdfast.agent.move import FACTS
 from holdfast.agent.names import MAIN
 from holdfast.agent.opened import settle
+from holdfast.agent.places import place_of
 from holdfast.agent.salvage import Rescue
-from holdfast.agent.store import open_unseen, place_of
+from holdfast.agent.store import open_unseen
 from holdfast.codec.state import State
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
 from holdfast.store.catalog import Progress, quietly

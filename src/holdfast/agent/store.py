@@ -1,12 +1,10 @@
 """The store as user code sees it: agents by name, and what concerns all of them.
 
-Owns finding and opening a store, names, and the one-handle-per-branch rule of a process. Bytes are the catalog's
-business, history the agent's. What always holds: opening the same store twice in one process gives the same object.
+Owns names, and the one-handle-per-branch rule of a process. Bytes are the catalog's business, history the agent's.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
@@ -20,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self
 
-from holdfast.agent import fleet, history, metadata, pointers, unsaved, watchers
+from holdfast.agent import fleet, history, metadata, places, pointers, unsaved, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
@@ -37,18 +35,16 @@ from holdfast.errors import (
     DiskFull,
     Forgotten,
     HoldfastError,
-    KeyNeeded,
     ReadOnly,
     UnknownAgent,
     UnknownRevision,
 )
-from holdfast.store import copies, keys
+from holdfast.store import keys
 from holdfast.store.catalog import Progress, View, quietly
 from holdfast.store.changes import ACTING, Change, NewRecord
-from holdfast.store.database import MOVED, OBJECTS, Database, open_database, shown
+from holdfast.store.database import MOVED, OBJECTS, Database, open_database
 from holdfast.store.engine import Lease, Refused
-from holdfast.store.files import unavailable
-from holdfast.store.keys import Key, find_secret
+from holdfast.store.keys import Key
 from holdfast.store.leases import FileLeases
 from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.rows import Body, Branch, End, Point
@@ -66,45 +62,10 @@ if TYPE_CHECKING:
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
 
-DEFAULT_DIRECTORY = ".holdfast"
 DURABILITIES = ("commit", "batched")
 log = logging.getLogger("holdfast.agent")
 _IN_NOTEBOOK = 50
 """Agents that a notebook shows of a store."""
-
-# Held for as long as they are open: a store that is merely forgotten still holds its branches.
-_open: dict[str, Store] = {}
-_open_lock = threading.Lock()
-
-
-def place_of(path: str | os.PathLike[str] | None) -> str:
-    """Which store is meant: its URL, or its directory, resolved. Without a path, the one that is found from here."""
-    named = path if path is not None else _find_store()
-    if isinstance(named, str) and is_url(named):
-        return named
-    if is_url(os.fspath(named)):
-        raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
-    return os.path.realpath(named)
-
-
-def _find_store() -> str:
-    """$HOLDFAST_STORE, or the nearest .holdfast here or above (as git finds its own), or ./.holdfast."""
-    named = os.environ.get("HOLDFAST_STORE")
-    if named:
-        return named
-    try:
-        here = Path.cwd().resolve()
-        for directory in (here, *here.parents):
-            if (directory / DEFAULT_DIRECTORY).is_dir():
-                return str(directory / DEFAULT_DIRECTORY)
-    except OSError as error:  # going on would find another store, or make one
-        raise unavailable(error, "looking for a store") from error
-    return str(here / DEFAULT_DIRECTORY)
-
-
-def say_created(place: str) -> None:
-    if sys.stderr is not None:
-        print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
 
 
 class Store:
@@ -171,48 +132,18 @@ class Store:
         """
         if durability not in DURABILITIES:
             raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
-        place = place_of(path)
+        place = places.place_of(path)
         sys.audit("holdfast.open", place, readonly)
-        secret = find_secret(key)
-        options = (readonly, durability, paranoid, inert)
-        with _open_lock:
-            known = _open.get(place)
-            if known is not None and not known.closed:
-                if known._options != options or not isinstance(known, cls):
-                    raise BadOption(
-                        f"{known.place} is open in this process already, with other options",
-                        hint="Close that store first, or open it with the same options.",
-                    )
-                if secret is not None:
-                    known._db.check_secret(secret)
-                store = known
-            else:
-                existed = is_url(place) or os.path.exists(place)  # noqa: PTH110  a disk that fails is reported below
-                opening = partial(
-                    open_database,
-                    place,
-                    create=create and not readonly,
-                    readonly=readonly,
-                    accept_loss=recover,
-                    trust_older=trust_older,
-                    objects=objects,
-                )
-                try:
-                    db = opening(secret=secret)
-                except KeyNeeded:
-                    if key is False or keys.ask is None:
-                        raise
-                    db = opening(secret=keys.ask(shown(place)))
-                if not existed:
-                    say_created(place)
-                if db.lost_effects:
-                    from holdfast.agent import recovery
-
-                    recovery.doubt(db)
-                store = cls(place, db, options)
-                _open[place] = store
-            store._register(types)
-            return store
+        opening = partial(
+            open_database,
+            place,
+            create=create and not readonly,
+            readonly=readonly,
+            accept_loss=recover,
+            trust_older=trust_older,
+            objects=objects,
+        )
+        return places.opened(cls, place, (readonly, durability, paranoid, inert), types, key, opening)
 
     @property
     def path(self) -> Path:
@@ -879,9 +810,7 @@ class Store:
             for handle in list(self._handles.values()):
                 handle._shut()
             self._handles.clear()
-            with _open_lock:
-                if _open.get(self._key) is self:
-                    del _open[self._key]
+            places.forget(self._key, self)
 
     @property
     def encrypted(self) -> bool:
@@ -958,49 +887,3 @@ def open_unseen(path: Path, secret: keys.Secret | None, *, create: bool = False)
     """A store that nobody else is to know yet: it is not remembered, and its values stay as they are stored."""
     db = open_database(path, create=create, secret=secret, remember=False)
     return Store(str(path), db, (False, "commit", False, True))
-
-
-# -- for a process that takes the place of this one --------------------------------------------------------------------
-
-
-def _here() -> list[Store]:
-    return [store for store in _open.values() if not store._db.released and store._pid == os.getpid()]
-
-
-def settle_all() -> None:
-    """Bring everything that was made to disk, in every open store."""
-    for store in _here():
-        store.flush()
-
-
-def release_all() -> None:
-    """Let go of every open store: another process is about to open them. Nothing waits to be written."""
-    for store in _here():
-        store._db.close()
-
-
-@atexit.register
-def _at_exit() -> None:
-    """What the program leaves open loses its changes, too. Before the room below lets go, which has come first."""
-    unsaved.said_at_exit([handle for store in _here() for handle in list(store._handles.values())])
-
-
-def read_only_from_here() -> None:
-    """In a forked child that changes nothing: the stores that its parent has open are read, when they are used."""
-    copies.READING.append(os.getpid())
-    for store in _open.values():
-        store._pid = os.getpid()
-
-
-def reopen_all() -> None:
-    """In a forked child, when its parent has let go: the stores and handles that it had are this process's now."""
-    for store in list(_open.values()):
-        if store._db.released or store._pid == os.getpid():
-            continue
-        try:
-            store._db.inherit()
-            store._pid = os.getpid()
-            for handle in list(store._handles.values()):
-                handle._take_again()
-        except HoldfastError as error:  # whoever uses it is told
-            log.warning("%s could not be opened again after going back to a fork point: %s", store.place, error)
