@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from holdfast.agent import crashes
 from holdfast.agent.checkpoint import Checkpoint
@@ -60,16 +61,8 @@ class AgentInfo(Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""
-        return {
-            "name": self.name,
-            "branches": self.branches,
-            "head": self.head.to_json() if self.head else None,
-            "checkpoints": self.checkpoints,
-            "abandoned": self.abandoned,
-            "crashes": self.crashes,
-            "created": self.created.isoformat(),
-            "updated": self.updated.isoformat() if self.updated else None,
-        }
+        head, updated = self.head.to_json() if self.head else None, self.updated.isoformat() if self.updated else None
+        return {**asdict(self), "head": head, "created": self.created.isoformat(), "updated": updated}
 
 
 def is_pattern(text: str) -> bool:

@@ -444,15 +444,11 @@ def _judged(tried: Restored, problems: Sequence[Problem]) -> Restored:
 @contextmanager
 def _scratch(place: Path | None, store: Store) -> Iterator[Path]:
     """A folder for this user only: below ``place``, or beside the store, or where temporary files go."""
-    places = [place] if place is not None else [Path(store.place).parent, None]
+    beside = Path(store.place).parent
+    where = place if place is not None or not os.access(beside, os.W_OK) else beside
     with ExitStack() as stack:
-        yield _first(stack, places)
-
-
-def _first(stack: ExitStack, places: Sequence[Path | None]) -> Path:
-    for folder in places:
         try:
-            return stack.enter_context(files.scratch(folder))
+            room = stack.enter_context(files.scratch(where))
         except OSError as error:
-            failed = error
-    raise files.unavailable(failed, f"making a scratch place in {places[0]}") from failed
+            raise files.unavailable(error, f"making a scratch place in {where or 'the temporary folder'}") from error
+        yield room

@@ -737,7 +737,8 @@ class Store:
     ) -> RestoreReport:
         """Restore some agents in a scratch place, or as many as ``sample`` at random, whole, and prove what came back.
 
-        The scratch place is beside the store, or below ``place``, and is removed at the end.
+        The scratch place is below ``place``, or beside the store, or, if nobody can write there, where temporary files
+        go. It is removed at the end.
         """
         from holdfast.agent.move import verify_restore
 
