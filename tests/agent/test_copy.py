@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 import holdfast
+from holdfast.agent import crashes
 from holdfast.agent.graph import Graph
 from holdfast.errors import BadName, Damaged, UnknownAgent, UnknownRevision
 from holdfast.store.changes import Said
@@ -52,6 +53,27 @@ def test_the_two_go_their_own_ways(store):
     with pytest.raises(UnknownRevision):
         a.rollback(next(checkpoint for checkpoint in b.abandoned() if checkpoint.label == "of b"))
     sound(store)
+
+
+def test_a_copy_has_the_crashes_that_came_before_it(store):
+    with store.agent("trip") as agent:
+        agent.checkpoint("one")
+
+    def crash(name, dump):
+        crashes.note(store, store._agent_row(name), {"what": "crash", "dump": dump})
+
+    def told(name):
+        return [one["dump"] for one in store.agent(name, readonly=True).crashes()]
+
+    crash("trip", "first")
+    store.copy("trip", "twin")
+    crash("trip", "of the origin")
+    store.copy("twin", "third")
+    crash("twin", "of the copy")
+    assert (told("trip"), told("twin"), told("third")) == (
+        ["of the origin", "first"], ["of the copy", "first"], ["first"],
+    )  # fmt: skip
+    assert {one.name: one.crashes for one in store.agents()} == {"trip": 2, "twin": 2, "third": 1}
 
 
 def test_a_clone_of_a_clone_outlives_both(store):

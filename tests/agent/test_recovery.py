@@ -282,7 +282,7 @@ def test_what_only_cannot_be_read_now_is_not_passed_over(path, monkeypatch, rais
         raise raised
 
     with opened(path, readonly=False) as store:
-        monkeypatch.setattr(history, "read_all", fails)
+        monkeypatch.setattr(history.Stored, "since_base", fails)
         with pytest.raises(type(raised)):
             store.agent("a", recover=True)
         if not isinstance(raised, (Alarm, KeyboardInterrupt)):

@@ -10,13 +10,18 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ormsgpack import Ext, packb
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import arrival
+from holdfast.agent import arrival, crashes
 from holdfast.agent.arrival import Arrival
-from holdfast.errors import AgentBusy, BadOption, Damaged, HistoriesDiverged, ReadOnly, UnknownAgent
+from holdfast.agent.history import Blank, Reading
+from holdfast.codec.operations import SET, Operation
+from holdfast.errors import AgentBusy, BadOption, CorruptValue, Damaged, HistoriesDiverged, ReadOnly, UnknownAgent
 from holdfast.store.changes import Objects, pack_node
+from holdfast.store.cipher import digest
+from holdfast.store.rows import chunk_digest
 from holdfast.store.sqlite import Sqlite
 from tests.agent import child
 from tests.agent.damage import spoil
@@ -652,3 +657,40 @@ def test_a_source_that_is_written_and_cleared_meanwhile(stores):
         source.push(dest)
         assert head(dest) == head(source)
         sound(dest)
+
+
+def test_what_is_proven_as_the_content_of_a_file_is_not_taken_for_a_value(stores):
+    source, _ = stores
+    data = b"\xc1 is no encoding"
+    chunk = chunk_digest(data)
+    pack = source._db.packs.write([(chunk, data)])
+    source._db.change(lambda change: change.put_objects(Objects(packs=[pack])))
+    named = packb([digest(b"value", data), len(data), [chunk]])
+    file, value = (Operation(0, SET, [name], (packb(Ext(code, named)),)) for name, code in (("f", 42), ("v", 41)))
+    reading = Reading(Blank(source._db.now))
+    reading.operations([file])
+    with pytest.raises(CorruptValue):
+        reading.operations([value])
+
+
+def test_a_copy_that_goes_alone_has_the_crashes_that_came_before_it(stores):
+    source, dest = stores
+    with source.agent("trip") as agent:
+        agent.checkpoint("one")
+
+    def crash(name, dump):
+        crashes.note(source, source._agent_row(name), {"what": "crash", "dump": dump})
+
+    def told(store, name):
+        return [one["dump"] for one in store.agent(name, readonly=True).crashes()]
+
+    crash("trip", "first")
+    source.copy("trip", "twin")
+    crash("trip", "of the origin")
+    crash("twin", "of the copy")
+    for names in (["twin"], ["trip"], ["twin"], []):
+        source.push(dest, names)
+        assert told(dest, "twin") == told(source, "twin") == ["of the copy", "first"]
+        assert dest.verify().ok
+    assert told(dest, "trip") == told(source, "trip") == ["of the origin", "first"]
+    assert {one.status for one in dest.push(source).agents} == {"unchanged"}

@@ -19,6 +19,7 @@ from tests.agent.damage import (
     build,
     delete,
     every_row,
+    flipped,
     opened,
     picture,
     pictured,
@@ -348,3 +349,20 @@ def test_the_last_whole_verify_is_remembered_for_its_user_and_changes_no_store(r
         file.write_text("{")
     with holdfast.open(place, readonly=True) as store:
         assert store.last_verified() is None
+
+
+def test_every_line_that_holds_a_lost_value_is_named(tmp_path):
+    texts, place = [f"{number}: hello " * 15 for number in range(60)], tmp_path / "store"
+    with opened(place, readonly=False) as store:
+        agent = store.agent("a")
+        first = agent.checkpoint("begun").id
+        side, heads = agent.branch("side"), []
+        for tail, one in (("this", agent), ("that", side)):
+            one.state["told"] = {"list": [random.Random(1).randbytes(4000), *texts, tail]}
+            heads.append(one.checkpoint("told").id)
+    (pack,) = sorted((place / "packs").iterdir())[:1]
+    pack.write_bytes(flipped(pack.read_bytes(), 4096))
+    with opened(place) as store:
+        affected = store.verify().affected
+    assert set(affected) == set(heads)
+    assert first not in affected

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import holdfast
-import holdfast.agent.store
+import holdfast.agent.places
 from holdfast.errors import Damaged, HoldfastError, StorePoisoned
 from tests.faults import crashes, lives, sites  # noqa: F401  lives registers all of them
 from tests.faults.calls import ELSEWHERE, Call, ShortWrite
@@ -218,7 +218,7 @@ def attempt(place: Stage, fault: Fault) -> tuple[str, set[str]]:
 
 def same_handle(*, poisoned: bool) -> None:
     """The disk works again: the handle that met the fault works too, or refuses with an error of ours."""
-    for store in list(holdfast.agent.store._open.values()):
+    for store in list(holdfast.agent.places._open.values()):
         try:
             if not store.closed and not store._readonly:
                 crashes.work_on(store, random.Random(2))
@@ -312,7 +312,7 @@ FLUSHES = {"sync", "syncdir"}
 
 def refuses() -> None:
     """A store whose flush failed takes nothing more, by whatever way."""
-    for store in list(holdfast.agent.store._open.values()):
+    for store in list(holdfast.agent.places._open.values()):
         if store.closed or store._db.engine.poison is None:
             continue
         for change in (lambda store=store: store.agent("after").checkpoint("after"), lambda store=store: tag(store)):

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import holdfast
-import holdfast.agent.store
+import holdfast.agent.places
 from holdfast.errors import DiskFull, HoldfastError
 from tests.faults import script
 from tests.faults.campaign import Skip, Task, campaign, quiet, remembering
@@ -249,7 +249,7 @@ def _fill(place: Path, number: int, say: Callable[[str], None]) -> str:
                 raise AssertionError(f"not a clear error: {error!r}") from error
             ended = type(error).__name__
             break
-    stores = [store for store in holdfast.agent.store._open.values() if not store.closed]
+    stores = [store for store in holdfast.agent.places._open.values() if not store.closed]
     ballast.unlink()
     for store in stores:
         agent = store.agent("same-handle")

@@ -10,9 +10,11 @@ from contextlib import closing
 import pytest
 
 import holdfast
+from holdfast.agent.layers import THAW
 from holdfast.errors import BadOption, NotAnImage, NotEncrypted, NotFrozen
 from holdfast.process import images
 from holdfast.process.image import DESCRIPTION, LEFT_S, VERSION, Description, encoded
+from holdfast.store.rows import body_bytes
 
 KEY = b"k" * 32
 SECRET = b"what only memory knew"
@@ -121,13 +123,23 @@ def test_a_store_moves_with_its_images_or_not_at_all(imaged, tmp_path):
         assert holds(there, "secret")
 
 
-def test_a_store_that_is_encrypted_anew_keeps_its_images(tmp_path, monkeypatch, imaged):
+def test_a_store_that_is_encrypted_anew_keeps_its_images_and_knows_which_thaw_is_half_way(
+    tmp_path, monkeypatch, imaged
+):
     place = tmp_path / "sealed"
     with holdfast.open(place, key=KEY) as there:
         imaged.push(there, images=True)
+        with there.agent("clerk") as agent:
+            agent.checkpoint("one")
+        row = there._agent_row("clerk")
+        (branch,) = there._db.view.branches(row.a)
+        half_way = body_bytes({"image": "secret@id:0", "to": branch.id, "from": branch.id})
+        there._db.change(lambda change: change.set_fact(f"{THAW}{branch.uuid.hex()}", half_way))
+        assert [one.agent for one in there.half_thawed()] == ["clerk"]
     holdfast.keys.rotate(place, b"n" * 32, key=KEY, full=True, discard_old=True)
     with holdfast.open(place, key=b"n" * 32) as there:
         assert holds(there, "secret")
+        assert [one.agent for one in there.half_thawed()] == ["clerk"], "nobody has gone on since"
 
 
 def test_the_memory_that_a_killed_freeze_or_thaw_left_in_a_folder_goes_after_a_day(imaged, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-import holdfast.agent.store as stores
+from holdfast.agent import places
 from holdfast.run.tools import TOOLS
 from tests.run import bench, working
 
@@ -86,9 +86,9 @@ def book(world):
 @pytest.fixture(autouse=True)
 def nothing_stays_open():
     """What a test leaves open would be told of in the dumps of other tests."""
-    before = set(map(id, stores._open.values()))
+    before = set(map(id, places._open.values()))
     yield
-    for store in [one for one in stores._open.values() if id(one) not in before]:
+    for store in [one for one in places._open.values() if id(one) not in before]:
         store.close()
     while bench.FOLDERS:
         shutil.rmtree(bench.FOLDERS.pop())

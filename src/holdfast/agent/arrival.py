@@ -21,18 +21,15 @@ from holdfast.agent import frames
 from holdfast.agent.background import fold_below
 from holdfast.agent.branch import RECORD_MAX_BYTES, SEAL_BYTES, SEAL_CHECKPOINTS
 from holdfast.agent.frames import BranchRef, Frame, Refs, body_in, check_refs, size_of
-from holdfast.agent.history import Blank, Stored, children
+from holdfast.agent.history import Blank, Reading, Stored, children
 from holdfast.agent.layers import holds_image
 from holdfast.agent.metadata import LOST, lost
 from holdfast.agent.names import check_name
 from holdfast.agent.refs import Arrived, Kept, Landing, Past, Plan, Sides, TransferredAgent, plan
 from holdfast.codec import wire
-from holdfast.codec.blocks import DICT, LEAF_MAX_BYTES, leaf_items
-from holdfast.codec.diff import values_of
+from holdfast.codec.blocks import LEAF_MAX_BYTES
 from holdfast.codec.operations import decode_operations
 from holdfast.codec.state import State
-from holdfast.codec.tree import read
-from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue, Damaged, Fenced, NotEncrypted
 from holdfast.store.catalog import listed, slices
@@ -42,15 +39,13 @@ from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import Manifest, Position, identity, is_written, mark_of
 from holdfast.store.packs import CHUNK_MAX_BYTES
-from holdfast.store.rows import BEGINNING, Branch, End, Point, Tag, chunk_digest, link, node_digest
+from holdfast.store.rows import BEGINNING, DIGEST_BYTES, Branch, End, Point, Tag, chunk_digest, link, node_digest
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
 _STATES_KEPT = 4
-_PROVEN_MAX = 200_000
 _ROW_BYTES = 256
-_NO_TYPES = Registry()
 
 
 class Brought:
@@ -89,9 +84,7 @@ class Proof:
         self.come = Brought()  # what nothing names yet
         self.named = Brought()  # what rows name that wait to be written
         self._states: OrderedDict[bytes, _Held] = OrderedDict()
-        self._state = State(_Empty(self, now))
-        self._proven: set[bytes] = set()
-        self._waiting: list[tuple[int, bytes]] = []
+        self.reading = Reading(_Empty(self, now), self._needs)
 
     def object(self, name: bytes) -> bytes | None:
         """A node or chunk that waits to be written."""
@@ -100,6 +93,12 @@ class Proof:
             if found is not None:
                 return found
         return None
+
+    def _needs(self, code: int, payload: bytes) -> None:
+        if code == wire.BIG:
+            self.come.needs_nodes.add(payload)
+        else:
+            self.come.needs_chunks.update(decode(payload)[2])
 
     def accept(self) -> None:
         """What has come is named by a row that waits, and is written with it."""
@@ -118,10 +117,7 @@ class Proof:
         held.state.do(operations)
         if held.state.digests() != manifest.sections:
             raise unlike(id, "has operations that do not lead to its state")
-        for operation in operations:
-            for value in values_of(operation.code, operation.args):
-                self._read(value)
-        self._follow()
+        self.reading.operations(operations)
         held = held._replace(steps=held.steps + 1, size=held.size + _ROW_BYTES + len(data))
         if held.steps >= SEAL_CHECKPOINTS or held.size >= max(SEAL_BYTES, held.due):
             nodes = held.state.unstored()
@@ -152,50 +148,6 @@ class Proof:
             since = source.since_base()
             held = _Held(State(source), len(since), sum(len(view.operations(one)) + _ROW_BYTES for one in since))
         return held
-
-    # -- values and trees ---------------------------------------------------------------------------------------
-
-    def trees(self, roots: Sequence[bytes]) -> None:
-        """Read trees that something names. What was read before is not read again."""
-        for root in roots:
-            self._name(wire.BIG, root)
-        self._follow()
-
-    def _read(self, data: bytes) -> None:
-        decode(data, _NO_TYPES, inert=True, big=self._name)
-
-    def _name(self, code: int, payload: bytes) -> None:
-        payload = bytes(payload)
-        if code == wire.BIG:
-            self.come.needs_nodes.add(payload)
-        if payload not in self._proven:
-            self._waiting.append((code, payload))
-
-    def _follow(self) -> None:
-        if len(self._proven) > _PROVEN_MAX:
-            self._proven.clear()
-        while self._waiting:
-            code, payload = self._waiting.pop()
-            if payload in self._proven:
-                continue
-            if code == wire.BIG:
-                self._tree(payload)
-            else:
-                if code == wire.CONTENT:
-                    self._state.prove_content(payload)
-                else:
-                    self._read(self._state.bulk(payload))
-                self.come.needs_chunks.update(decode(payload)[2])
-            self._proven.add(payload)
-
-    def _tree(self, root: bytes) -> None:
-        tree, leaves = read(root, self._state.fetch)
-        for leaf, raw in zip(tree.leaves, leaves, strict=True):
-            if leaf.digest not in self._proven:
-                count, items = leaf_items(raw)
-                parts = 2 * count if tree.kind == DICT else count
-                self._read(b"\xdd" + parts.to_bytes(4, "big") + items)
-                self._proven.add(leaf.digest)
 
 
 class _Empty(Blank):
@@ -246,7 +198,6 @@ ATTEMPTS = 4
 """How often something is tried again that others change meanwhile."""
 
 _KNOWN_MAX = 100_000
-_DIGEST_BYTES = 32
 _THERE = "SELECT n FROM loose WHERE n = ? UNION ALL SELECT n FROM checkpoint WHERE n = ?"
 
 T = TypeVar("T")
@@ -398,11 +349,11 @@ class Arrival:
         self._index(start)
         run = _NewLine(start, [])
         for mark, key, refs, body_digest, body in frame.records:
-            if len(body) > RECORD_MAX_BYTES or len(refs) % _DIGEST_BYTES:
+            if len(body) > RECORD_MAX_BYTES or len(refs) % DIGEST_BYTES:
                 raise CorruptValue("a record that does not follow the format")
             if body and not is_written(body, body_digest):
                 raise Damaged(f"record {count + 1} is not what was written")
-            self._proof.trees([refs[at : at + _DIGEST_BYTES] for at in range(0, len(refs), _DIGEST_BYTES)])
+            self._proof.reading.trees([refs[at : at + DIGEST_BYTES] for at in range(0, len(refs), DIGEST_BYTES)])
             count, chain = count + 1, link(chain, body_digest)
             if (count, chain) in self._ends:
                 run = _NewLine((count, chain), [])  # it is here already: what follows, follows that one
@@ -460,7 +411,7 @@ class Arrival:
             self._lost.add(manifest.metadata)
         elif manifest.metadata:
             roots.append(manifest.metadata)
-        self._proof.trees(roots)
+        self._proof.reading.trees(roots)
         sealed = cut or self._proof.replay(id, manifest, frame.operations)
         over = self._find(frame.over) if cut and frame.over else None
         above = frame.over if over is not None and over.depth < manifest.depth else b""

@@ -22,8 +22,9 @@ import zstandard
 
 from holdfast.agent.arrival import Arrival
 from holdfast.agent.frames import VERSION, End, Frame, Head, Payload, Refs, decoded, encoded, size_of
+from holdfast.agent.places import place_of, say_created
 from holdfast.agent.refs import Past, read_refs
-from holdfast.agent.store import Store, find_store, open_unseen, say_created
+from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import HoldsImage, Sending, TransferReport, family, kept_by
 from holdfast.errors import (
     BadOption,
@@ -358,11 +359,11 @@ def import_bundle(
     left, and the next import goes on with it. ``key`` is the store's, ``file_key`` the file's; the other options are
     those of ``Store.import_bundle``.
     """
-    path, place = Path(file), store if store is not None else find_store()
-    if isinstance(place, str) and is_url(place):
-        there = _on_server(place, path, key, file_key)
+    path, named = Path(file), place_of(store)
+    if is_url(named):
+        there = _on_server(named, path, key, file_key)
     else:
-        place = Path(os.path.realpath(place))
+        place = Path(named)
         if not files.classify(place):
             secret = find_secret(key)
             with opened(path, file_key) as (found, encrypted):

@@ -139,7 +139,7 @@ class Links:
 
     def left_by(self, view: View, a: int) -> set[int]:
         """Those of these checkpoints that an agent's log names in another view."""
-        return {n for entry in view.log(a) for n in self._ends(entry.body)}
+        return {n for entry in view.log(a, kept=False) for n in self._ends(entry.body)}
 
     def named(self, a: int) -> set[int]:
         """Where an agent's branches and tags stand."""

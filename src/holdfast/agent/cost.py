@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, to_builtins
 
 from holdfast.agent import history, metadata
+from holdfast.agent.fleet import check_limit
 from holdfast.agent.graph import Graph
 from holdfast.agent.points import costs_of_line, past_in
 from holdfast.agent.schedule import Schedule
@@ -98,8 +99,7 @@ class Costs(Struct, frozen=True):
 
 
 def costs_of(store: Store, agent: Agent, limit: int | None) -> Costs:
-    if limit is not None and limit < 1:
-        raise BadOption(f"a limit of {limit}", hint="At least 1, or None for everything.")
+    check_limit(limit)
     with store._db.moment() as (view, _):
         graph = Graph(view, agent)
         points = list(islice(graph.everything(), limit))

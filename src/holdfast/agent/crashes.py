@@ -30,13 +30,8 @@ def note(store: Store, agent: Agent, body: dict[str, Any]) -> None:
 
 
 def told(store: Store, agent: Agent) -> list[dict[str, Any]]:
-    """What was noted about crashes, newest first, those from before it was cloned included."""
-    uuids = [agent.uuid]
-    found: Agent | None = agent
-    while found is not None and (of := found.body.get("of")) and of not in uuids:
-        uuids.append(of)
-        found = store._db.view.agent_of(of)
-    entries = store._db.view.log_under([_key(uuid) for uuid in uuids])
+    """What was noted about crashes, newest first, also of what it is a copy of, until it was copied."""
+    entries = Graph(store._db.view, agent).under(keys(agent))
     return [
         {"when": datetime.fromtimestamp(entry.at / 1e6, UTC), **entry.body}
         for entry in sorted(entries, key=lambda entry: entry.at, reverse=True)
@@ -72,6 +67,11 @@ def is_taken(store: Store, name: str, branch: str) -> bool:
     agent = store._agent_row(name)
     view = store._db.view
     return view.branch(agent.a, branch) is not None or view.tag(agent.a, branch) is not None
+
+
+def keys(agent: Agent) -> list[bytes]:
+    """What the log keeps crashes of an agent under, and those of what it is a copy of."""
+    return [_key(uuid) for uuid in (agent.uuid, *(uuid for uuid, *_ in agent.body.get("origins", ())))]
 
 
 def _key(agent: bytes) -> bytes:

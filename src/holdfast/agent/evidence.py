@@ -343,7 +343,7 @@ class Histories:
         self.done: set[int] = set()
         self.operations = 0
         self.lost: set[bytes] = set()  # metadata of which a repair said that it is lost
-        self.files: set[bytes] = set()  # contents of files that were read
+        self.reading = history.Reading(history.Blank(contents))
         self.described: dict[bytes, str] = {}  # metadata that was read, and what was wrong with it
 
     def prove(self, numbers: Iterable[int], step: Callable[[], None]) -> None:
@@ -431,9 +431,9 @@ class Histories:
             state.do(operations)
             if state.digests() != manifest.sections:
                 raise self._wrong(point, "its operations do not lead to the state that it recorded")
-            history.read_values(state, operations, self.files)
+            self.reading.operations(operations)
             if row.sealed:
-                history.read_all(self.contents, point, self.files)
+                self.reading.trees(digest for _, digest in manifest.sections)
         self._describe(point)
         return state
 
@@ -468,7 +468,8 @@ class Histories:
             if point.row.parent:
                 raise _Rests("it rests on one that cannot be proven")
             raise self._wrong(point, "its parent was forgotten, and it does not stand alone")
-        return history.read_all(self.contents, point, self.files)
+        self.reading.trees(digest for _, digest in point.manifest.sections)
+        return history.state_of(self.contents, point)
 
     def _describe(self, point: Point) -> None:
         """Read its metadata, once for all that have the same."""

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from holdfast.agent import crashes
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
-from holdfast.store.rows import Agent, Counted
+from holdfast.errors import BadOption, StillArriving, UnknownAgent
+from holdfast.store.catalog import View
+from holdfast.store.rows import Agent, Branch, Counted
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -56,16 +61,8 @@ class AgentInfo(Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""
-        return {
-            "name": self.name,
-            "branches": self.branches,
-            "head": self.head.to_json() if self.head else None,
-            "checkpoints": self.checkpoints,
-            "abandoned": self.abandoned,
-            "crashes": self.crashes,
-            "created": self.created.isoformat(),
-            "updated": self.updated.isoformat() if self.updated else None,
-        }
+        head, updated = self.head.to_json() if self.head else None, self.updated.isoformat() if self.updated else None
+        return {**asdict(self), "head": head, "created": self.created.isoformat(), "updated": updated}
 
 
 def is_pattern(text: str) -> bool:
@@ -73,15 +70,71 @@ def is_pattern(text: str) -> bool:
     return _MAGIC.search(text) is not None
 
 
-def pick(census: Sequence[Counted], pattern: str | None) -> list[Counted] | None:
-    """Those that a name or a pattern chooses, the most recently changed first; None where the name is nobody's."""
-    found = [one for one in census if pattern in {None, one.name}]
-    if not found and pattern is not None:
-        if not is_pattern(pattern):
-            return None
-        fits = re.compile(fnmatch.translate(pattern)).match
-        found = [one for one in census if fits(one.name)]
+def picked(store: Store, pattern: str | None) -> list[Counted]:
+    """The agents that a name or a pattern chooses, or all, the most recently changed first."""
+    view = store._db.view
+    row = view.agent(pattern) if pattern is not None else None
+    if row is not None:  # it need not be looked for among all
+        return [Counted(row.a, row.name, max((branch.at for branch in view.branches(row.a)), default=0))]
+    if pattern is not None and not is_pattern(pattern):
+        raise store._unknown(pattern)
+    fits = re.compile(fnmatch.translate(pattern if pattern is not None else "*")).match
+    found = [one for one in view.census() if fits(one.name)]
     return sorted(found, key=lambda one: (one.at, one.a), reverse=True)
+
+
+def check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise BadOption(f"a limit of {limit}", hint="At least 1, or None for everything.")
+
+
+def listed(store: Store, pattern: str | None, limit: int | None, offset: int, sort: str) -> Page[AgentInfo]:
+    """A page of the list of agents."""
+    if sort not in {"updated", "oldest", "name", "checkpoints"}:
+        raise BadOption(f"sort {sort!r}", hint="Use updated, oldest, name or checkpoints.")
+    if offset < 0:
+        raise BadOption(f"an offset of {offset}", hint="At least 0.")
+    check_limit(limit)
+    view, found = store._db.view, Page[AgentInfo]()
+    chosen = view.in_order(sort) if pattern is None else None  # their names are not needed
+    if chosen is None:
+        some = picked(store, pattern)
+        if sort == "name":
+            some.sort(key=lambda one: one.name)
+        elif sort != "updated" and len(some) > 1:
+            rank = {a: at for at, a in enumerate(view.in_order(sort) or ())}
+            some.sort(key=lambda one: rank.get(one.a, 0))
+        chosen = [one.a for one in some]
+    shallow = view.shallow()
+    for at, a in enumerate(chosen[offset:], offset):
+        if limit is not None and len(found) == limit:
+            found.more = len(chosen) - at
+            break
+        with suppress(UnknownAgent):  # removed meanwhile
+            row = view.agent_at(a)
+            if not is_arriving(view.branches(a)):
+                found.append(info_of(store, row, shallow))
+    return found
+
+
+def is_arriving(branches: Sequence[Branch]) -> bool:
+    """Whether nothing of an agent that has these branches is whole yet: it is still arriving from elsewhere."""
+    return bool(branches) and all(one.body.get("arriving") for one in branches)
+
+
+def still_arriving(what: str) -> StillArriving:
+    return StillArriving(
+        f"{what} is still arriving from elsewhere: not all of it has come",
+        hint="Run the push, pull or import again: it resumes where it stopped. Or remove the agent.",
+    )
+
+
+def whole(view: View) -> list[Agent]:
+    """All agents but those that are still arriving."""
+    branches: dict[int, list[Branch]] = defaultdict(list)
+    for one in view.branches():
+        branches[one.a].append(one)
+    return [row for row in view.agents() if not is_arriving(branches[row.a])]
 
 
 def info_of(store: Store, row: Agent, shallow: dict[int, int]) -> AgentInfo:

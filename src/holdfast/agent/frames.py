@@ -55,7 +55,7 @@ class About(Struct, array_like=True, frozen=True, tag=1):
 
 
 class Nodes(Struct, array_like=True, frozen=True, tag=2):
-    """Nodes of states, of values and of records; those below come before."""
+    """Nodes of states, of values and of records, each with those below it; a frame that names one comes after all."""
 
     nodes: Annotated[list[bytes], Meta(max_length=TOGETHER)]
 

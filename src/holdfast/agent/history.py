@@ -1,8 +1,8 @@
 """From a checkpoint to its state: the nodes of the nearest sealed one at or above it, and the operations since.
 
-Owns that way, and the search for what encodings name. Changes nothing. What always holds: a state that is loaded has
-the digests that its manifest recorded, or an error is raised; a state whose base was forgotten meanwhile is found again
-by the way in which it is stored now.
+Owns that way, the search for what encodings name, and reading all of it. Changes nothing. What always holds: a state
+that is loaded has the digests that its manifest recorded, or an error is raised; a state whose base was forgotten
+meanwhile is found again by the way in which it is stored now.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from holdfast.codec.blocks import roots_in
+from holdfast.codec.blocks import DICT, leaf_items, roots_in
 from holdfast.codec.diff import values_of
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation, decode_operations, needed, raw_operations, resolved
-from holdfast.codec.state import Reader, State
+from holdfast.codec.state import State
 from holdfast.codec.tracked import Section
+from holdfast.codec.tree import read
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.codec.wire import BULK, CONTENT
+from holdfast.codec.wire import BIG, BULK, CONTENT, MAX_DEPTH, nested_too_deep
 from holdfast.errors import Damaged, Forgotten
 from holdfast.store.catalog import View
 from holdfast.store.cipher import HINT
 from holdfast.store.database import Contents
-from holdfast.store.rows import Point
+from holdfast.store.rows import DIGEST_BYTES, Point
 
 RECENT = 4
 """A section that is given anew in each step needs nothing from before: so many checkpoints are looked at first."""
@@ -33,7 +34,8 @@ _UP_MAX = 1 << 20
 _ARRAY = b"\x93\xc4\x20"
 """Looking for this alone is ten times as fast, and says no of most texts."""
 _CHUNKS = re.compile(rb"[\x29\x2a]" + _ARRAY)
-_DIGEST_BYTES = 32
+_PROVEN_MAX = 200_000
+_NO_TYPES = Registry()
 
 Newest = Callable[[], Point | None]
 """Gives where a writer stands."""
@@ -68,13 +70,13 @@ def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
     for operation in operations:
         for data in values_of(operation.code, operation.args):
             if _ARRAY in data and _CHUNKS.search(data):
-                decode(data, Registry(), inert=True, big=note)
+                decode(data, _NO_TYPES, inert=True, big=note)
     return found
 
 
 def _chunk_names(data: bytes, at: int) -> set[bytes]:
     """The chunks of what may be a bulk value: digest, length, then an array of digests."""
-    at += _DIGEST_BYTES
+    at += DIGEST_BYTES
     at += {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(data[at] if at < len(data) else 0, 1)
     if at >= len(data):
         return set()
@@ -88,16 +90,16 @@ def _chunk_names(data: bytes, at: int) -> set[bytes]:
         return set()
     found = set()
     for _ in range(count):
-        if data[at : at + 2] != b"\xc4\x20" or at + 2 + _DIGEST_BYTES > len(data):
+        if data[at : at + 2] != b"\xc4\x20" or at + 2 + DIGEST_BYTES > len(data):
             break
-        found.add(data[at + 2 : at + 2 + _DIGEST_BYTES])
-        at += 2 + _DIGEST_BYTES
+        found.add(data[at + 2 : at + 2 + DIGEST_BYTES])
+        at += 2 + DIGEST_BYTES
     return found
 
 
 def children(raw: bytes) -> list[bytes]:
     """The nodes that an inner node has; none for a leaf."""
-    return [raw[at : at + _DIGEST_BYTES] for at in range(2, len(raw), _DIGEST_BYTES + 8)] if raw[1] else []
+    return [raw[at : at + DIGEST_BYTES] for at in range(2, len(raw), DIGEST_BYTES + 8)] if raw[1] else []
 
 
 class Blank:
@@ -295,24 +297,55 @@ def state_of(contents: Contents, point: Point | None, newest: Newest | None = No
     return State(source_of(contents, point, newest))
 
 
-def read_values(state: State, operations: Iterable[Operation], proven: set[bytes] | None = None) -> None:
-    """Read every value that operations put into a state, with all that it names. ``proven`` is as for ``Reader``."""
-    reader = Reader(state, Registry(), inert=True, proven=proven)
-    for operation in operations:
-        for data in values_of(operation.code, operation.args):
-            reader.value(data)
+class Reading:
+    """Reads values and trees with all that they name, to the last chunk: what was read before is not read again."""
 
+    def __init__(self, source: Blank, named: Callable[[int, bytes], object] = lambda _code, _payload: None) -> None:
+        """``named`` is told of every name once what it names is proven, also if that was before."""
+        self._state = State(source)
+        self._named = named
+        self._proven: set[bytes] = set()
 
-def read_tree(state: State, root: bytes) -> None:
-    """Read the tree of a value, with all that it names."""
-    Reader(state, Registry(), inert=True).content(state.tree(root))
+    def operations(self, operations: Iterable[Operation]) -> None:
+        """Every value that operations put into a state."""
+        for operation in operations:
+            for data in values_of(operation.code, operation.args):
+                self._value(data, 0)
 
+    def trees(self, roots: Iterable[bytes]) -> None:
+        for root in roots:
+            self._name(BIG, root, 0)
 
-def read_all(contents: Contents, point: Point, proven: set[bytes] | None = None) -> State:
-    """The state of a checkpoint, after every node and every value in it was read. ``proven`` is as for ``Reader``."""
-    state = state_of(contents, point)
-    Reader(state, Registry(), inert=True, proven=proven).everything()
-    return state
+    def _value(self, data: bytes, depth: int) -> None:
+        found: list[tuple[int, bytes]] = []
+        decode(data, _NO_TYPES, inert=True, big=lambda code, payload: found.append((code, bytes(payload))))
+        for code, payload in found:
+            self._name(code, payload, depth + 1)
+
+    def _name(self, code: int, payload: bytes, depth: int) -> None:
+        known = payload if code == BIG else bytes((code,)) + payload
+        if known not in self._proven:
+            if depth > MAX_DEPTH:
+                raise nested_too_deep()
+            if code == BIG:
+                self._tree(payload, depth)
+            elif code == CONTENT:
+                self._state.prove_content(payload)
+            else:
+                self._value(self._state.bulk(payload), depth)
+            if len(self._proven) > _PROVEN_MAX:
+                self._proven.clear()
+            self._proven.add(known)
+        self._named(code, payload)
+
+    def _tree(self, root: bytes, depth: int) -> None:
+        tree, leaves = read(root, self._state.fetch)
+        for leaf, raw in zip(tree.leaves, leaves, strict=True):
+            if leaf.digest not in self._proven:
+                count, items = leaf_items(raw)
+                parts = 2 * count if tree.kind == DICT else count
+                self._value(b"\xdd" + parts.to_bytes(4, "big") + items, depth)
+                self._proven.add(leaf.digest)
 
 
 def load(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.agent.store import find_store
+from holdfast.agent.places import place_of
 from holdfast.errors import BadOption, KeyNeeded, NotAStore, NotEncrypted
 from holdfast.store import files, keys
 from holdfast.store.catalog import Progress, View
@@ -70,11 +70,6 @@ def _info(slot: Slot) -> KeyInfo:
     return KeyInfo(slot.number, slot.kind, datetime.fromtimestamp(slot.created / 1e6, UTC))
 
 
-def _place(path: StorePath) -> str:
-    named = path if path is not None else find_store()
-    return named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
-
-
 def ask_with(ask: Callable[[str], Secret]) -> None:
     """How a person is asked for the key of a store that turns out to be encrypted. Otherwise nobody is asked."""
     keys.ask = ask
@@ -85,7 +80,7 @@ def init(path: StorePath = None, key: Key | Callable[[], Key] = False, *, object
 
     A function that gives the key is called when there is none. ``objects`` as in ``holdfast.open``.
     """
-    place = _place(path)
+    place = place_of(path)
     if (known := _there(place)) is not None:
         hint = "An existing store cannot be encrypted in place: make a new one, and push this one into it."
         raise BadOption(f"there is a store at {known} already", hint=hint if key is not False else "")
@@ -107,17 +102,17 @@ def _there(place: str) -> str | None:
 
 def listed(path: StorePath = None) -> list[KeyInfo]:
     """The keys that open a store. Needs none of them."""
-    return [_info(slot) for slot in _known(_place(path)).slots]
+    return [_info(slot) for slot in _known(place_of(path)).slots]
 
 
 def add(path: StorePath, new: str | bytes | Secret, *, key: Key = None) -> KeyInfo:
     """Let one more key open the store."""
-    return _info(_changed(_place(path), key, lambda known, master, _: known.with_slot(master, _new(new), now_us())))
+    return _info(_changed(place_of(path), key, lambda known, master, _: known.with_slot(master, _new(new), now_us())))
 
 
 def remove(path: StorePath, number: int, *, key: Key = None) -> None:
     """Let a key open the store no more."""
-    _changed(_place(path), key, lambda known, master, slot: (known.without(master, number), slot))
+    _changed(place_of(path), key, lambda known, master, slot: (known.without(master, number), slot))
 
 
 def rotate(
@@ -135,7 +130,7 @@ def rotate(
     put in its place, which nobody may have open meanwhile; all other keys are gone then. The old one stays beside it
     unless ``discard_old`` says otherwise. ``new`` may be a function that is called when it is known to be needed.
     """
-    place = _place(path)
+    place = place_of(path)
 
     def wanted() -> Secret:
         given = new() if callable(new) else new
@@ -157,7 +152,7 @@ def old_stores(path: StorePath = None) -> list[Path]:
     """The stores that full rotations have left beside this one."""
     from holdfast.agent import move
 
-    place = _place(path)
+    place = place_of(path)
     return [] if is_url(place) else move.old_ones(Path(place))
 
 
@@ -168,7 +163,7 @@ def discard_old(path: StorePath = None) -> list[Path]:
     """
     from holdfast.agent import move
 
-    place = _place(path)
+    place = place_of(path)
     return [] if is_url(place) else move.discard_old(place)
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.graph import Graph
-from holdfast.agent.layers import WORKSPACE, half_way
+from holdfast.agent.layers import THAW, WORKSPACE, half_way
+from holdfast.agent.names import full_name
 from holdfast.agent.opened import adopt, is_own, since
-from holdfast.agent.store import MAIN, Store, open_unseen
+from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import (
     AgentBusy,
@@ -67,15 +68,7 @@ def backup(source: Store, dest: Store, progress: Progress | None = None, *, imag
     _check_apart(source, dest)
     failed: dict[str, Contention | Damaged] = {}
     report = transfer(source, dest, images=images, failed=failed, progress=progress)
-    kept = {name: value for name, value in source._db.view.facts().items() if name in FACTS}
-
-    def put(change: Change) -> None:
-        for name, value in kept.items():
-            if name not in change.facts():
-                change.set_fact(name, value)
-
-    if kept.keys() - dest._db.view.facts().keys():
-        dest._db.change(put)
+    _carry_facts(source, dest, FACTS)
     if failed:
         raise _not_brought(report, failed)
     return report
@@ -199,15 +192,15 @@ def _carry_schedules(source: Store, dest: Store) -> None:
         dest._db.change(lambda change: change.swap_fact(SCHEDULES, merged))
 
 
-def _carry_directories(source: Store, dest: Store) -> None:
-    """Branches keep their directories where a store takes the place of another one."""
-    kept = {name: value for name, value in source._db.view.facts().items() if name.startswith(WORKSPACE)}
+def _carry_facts(source: Store, dest: Store, names: tuple[str, ...]) -> None:
+    """Facts whose names begin so, unless the other store has one of that name already."""
+    kept = {name: value for name, value in source._db.view.facts().items() if name.startswith(names)}
 
     def put(change: Change) -> None:
-        for name, value in kept.items():
-            change.set_fact(name, value)
+        for name in kept.keys() - change.facts().keys():
+            change.set_fact(name, kept[name])
 
-    if kept:
+    if kept.keys() - dest._db.view.facts().keys():
         dest._db.change(put)
 
 
@@ -233,7 +226,7 @@ def _check_whole(store: Store) -> None:
     """Raise while files are still to be put back: what is known of that stays behind, where nobody can finish it."""
     for uuid, path in half_way(store._db.view).items():
         names = (
-            agent.name if branch.name == MAIN else f"{agent.name}@{branch.name}"
+            full_name(agent.name, branch.name)
             for agent in store._db.view.agents()
             for branch in store._db.view.branches(agent.a)
             if branch.uuid.hex() == uuid
@@ -290,7 +283,7 @@ def rotate(
             with open_unseen(building, new(), create=True) as made:
                 _everything(source, made, progress)
                 _carry_schedules(source, made)
-                _carry_directories(source, made)
+                _carry_facts(source, made, (WORKSPACE, THAW))  # branches keep their directories
                 _carry_open(source, made, _open_rows(source))
                 _prove(made, progress)
             source.close()
@@ -451,15 +444,11 @@ def _judged(tried: Restored, problems: Sequence[Problem]) -> Restored:
 @contextmanager
 def _scratch(place: Path | None, store: Store) -> Iterator[Path]:
     """A folder for this user only: below ``place``, or beside the store, or where temporary files go."""
-    places = [place] if place is not None else [Path(store.place).parent, None]
+    beside = Path(store.place).parent
+    where = place if place is not None or not os.access(beside, os.W_OK) else beside
     with ExitStack() as stack:
-        yield _first(stack, places)
-
-
-def _first(stack: ExitStack, places: Sequence[Path | None]) -> Path:
-    for folder in places:
         try:
-            return stack.enter_context(files.scratch(folder))
+            room = stack.enter_context(files.scratch(where))
         except OSError as error:
-            failed = error
-    raise files.unavailable(failed, f"making a scratch place in {places[0]}") from failed
+            raise files.unavailable(error, f"making a scratch place in {where or 'the temporary folder'}") from error
+        yield room

@@ -18,8 +18,16 @@ NAME_MAX_CHARACTERS = 1024
 LABEL_MAX_CHARACTERS = 1_000
 
 
+MAIN = "main"
+"""The branch that every agent has."""
+
 IMAGES = "images/"
 """So begin the names of agents that images of processes are saved in. What is one is not said by the name (layers)."""
+
+
+def full_name(agent: str, branch: str) -> str:
+    """What a branch of an agent is called: ``NAME@BRANCH``, and the first one ``NAME``."""
+    return agent if branch == MAIN else f"{agent}@{branch}"
 
 
 def is_bookkeeping(section: object) -> bool:

@@ -1,4 +1,4 @@
-"""What people call a checkpoint by, or think of it: copies of agents, branches, tags, judgements.
+"""What people call a checkpoint by, or think of it: agents and copies of them, branches, tags, judgements.
 
 Owns how each of these is made, as a part of a transaction. None of it needs the writer of a branch, so that it works
 while another process writes the agent. What always holds: a name is a branch's or a tag's, never both; whatever is made
@@ -12,15 +12,23 @@ from collections.abc import Callable, Sequence
 
 from holdfast.agent import history
 from holdfast.agent.graph import Graph
-from holdfast.agent.names import check_name, check_new
+from holdfast.agent.names import MAIN, check_name, check_new
 from holdfast.errors import BadName, BadOption, UnknownRevision
 from holdfast.store.catalog import View
 from holdfast.store.changes import Change, NewRecord, now_us
 from holdfast.store.engine import Refused
-from holdfast.store.rows import Agent, Body, Branch, End, Point, Tag
+from holdfast.store.rows import BEGINNING, Agent, Body, Branch, End, Point, Tag
 
 Inherited = Callable[[View, int, Point | None], End]
 """Gives the records that begin the line of what begins at a checkpoint of a branch."""
+
+
+def new_agent(change: Change, name: str, branch: bytes = b"") -> tuple[Agent, Branch]:
+    """Add an agent, with its first branch, which has the uuid ``branch``, if one is given."""
+    now = now_us()
+    made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
+    body = {"created": now, "from": b""}
+    return made, change.add_branch(made.a, MAIN, branch or uuid.uuid4().bytes, body, None, BEGINNING)
 
 
 def copy(change: Change, source: Agent, new: str, inherited: Inherited) -> None:

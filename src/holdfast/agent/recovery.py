@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.agent import history
 from holdfast.agent.evidence import Found, Histories, Lines, Told
 from holdfast.agent.opened import settle
+from holdfast.codec.state import Reader
+from holdfast.codec.types import Registry
 from holdfast.errors import Damaged, Forgotten, Unavailable
 from holdfast.store.catalog import View
 from holdfast.store.changes import Change, NewRecord
@@ -96,7 +98,7 @@ def _problem_with(contents: Contents, point: Point, a: int) -> str:
             judged = read_body(body, f"validity {point.n}", "validity")
             return f"it is marked {judged.get('validity')}: {judged.get('reason', '')}".removesuffix(": ")
         history.Stored(contents, point).since_base()
-        history.read_all(contents, point)
+        Reader(history.state_of(contents, point), Registry(), inert=True).everything()
     except Damaged as error:
         return error.message
     return ""

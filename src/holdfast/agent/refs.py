@@ -19,22 +19,21 @@ from typing import Any, NamedTuple
 
 from holdfast.agent.frames import BranchRef, Refs, beside, body_in
 from holdfast.agent.graph import left_by
+from holdfast.agent.names import MAIN
 from holdfast.agent.opened import settle
 from holdfast.errors import BadName, CorruptValue, Damaged, HistoriesDiverged
 from holdfast.store.catalog import View
 from holdfast.store.changes import Change, Said, moved_body
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import Position
-from holdfast.store.rows import Agent, Body, Branch, End, Entry, Tag, body_bytes, link
+from holdfast.store.rows import DIGEST_BYTES, Agent, Body, Branch, End, Entry, Tag, body_bytes, link
 
-MAIN = "main"
 STOOD_MAX = 100
 """Places where transfers have put a branch that it tells of: needed only where they were forgotten since."""
 
 STORES_MAX = 16
 """Stores of which an agent remembers how far their logs went when it last came from there."""
 
-_ID_BYTES = 32
 # What bodies hold for one store only.
 _OF_AGENT = frozenset({"received"})
 _OF_BRANCH = frozenset({"arriving", "recovered", "origins", "own"})
@@ -68,7 +67,7 @@ class Past:
             case {"what": "validity", "at": bytes(id), "validity": str(how)}:
                 why = str(body.get("reason", ""))
                 self.said["validity", id] = entry.at, {"what": "validity", "validity": how, "reason": why, **_at(body)}
-        self.left |= dict.fromkeys(id for id in left_by(body) if len(id) == _ID_BYTES)
+        self.left |= dict.fromkeys(id for id in left_by(body) if len(id) == DIGEST_BYTES)
 
 
 def _at(body: Body) -> Body:

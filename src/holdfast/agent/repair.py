@@ -26,11 +26,12 @@ from holdfast.agent.evidence import Flaw, Found, Histories, Lines, Made, Refs, T
 from holdfast.agent.graph import left_by
 from holdfast.agent.layers import THAW, WORKSPACE
 from holdfast.agent.move import FACTS
+from holdfast.agent.names import MAIN
 from holdfast.agent.opened import settle
+from holdfast.agent.places import place_of
 from holdfast.agent.salvage import Rescue
-from holdfast.agent.store import MAIN, find_store, open_unseen
-from holdfast.codec.state import Reader, State
-from holdfast.codec.types import Registry
+from holdfast.agent.store import open_unseen
+from holdfast.codec.state import State
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
 from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import (
@@ -152,13 +153,13 @@ def repair(
 
     ``path`` is not changed. It needs as much room as the store has, beside ``to`` or where temporary files go.
     """
-    named = path if path is not None else find_store()
-    if any(isinstance(place, str) and is_url(place) for place in (named, to)):
+    place = place_of(path)
+    if is_url(place) or (isinstance(to, str) and is_url(to)):
         raise BadOption(
             "only a store in a directory can be repaired, and only into another directory",
             hint="For a store on a server, put the server's own backup back, or push what can be read to a new store.",
         )
-    source = Layout(Path(os.path.realpath(named)))
+    source = Layout(Path(place))
     try:
         return _repair(source, Path(os.path.realpath(to)) if to is not None else None, key, progress or quietly)
     except ColdPlaceMissing as error:
@@ -202,13 +203,6 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
         return report
 
 
-class _Whole(history.Stored):
-    """The source of a state that is read from its nodes, and in no other way."""
-
-    def again(self) -> bool:
-        return False
-
-
 class _Proof(Histories):
     """As verify does it, but what has lost its parent gets another chance."""
 
@@ -220,8 +214,7 @@ class _Proof(Histories):
         nodes: dict[bytes, bytes] = {}
         try:
             # Sealed or not: the nodes of its state may all be there, because others have them, too.
-            state = State(_Whole(self.contents, point._replace(row=point.row._replace(sealed=1))))
-            Reader(state, Registry(), inert=True).everything()
+            self.reading.trees(digest for _, digest in point.manifest.sections)
         except Damaged:
             if point.row.sealed:
                 raise
@@ -229,14 +222,14 @@ class _Proof(Histories):
             operations = history.operations_of(self.view, point)
             try:
                 state.do(operations)
-                history.read_values(state, operations)
+                self.reading.operations(operations)
             except Damaged:
                 return super().alone(point)
             if state.digests() != point.manifest.sections:
                 return super().alone(point)
             nodes = state.unstored()
         self._mending.cut(point.row, nodes)
-        return state
+        return history.state_of(self.contents, self.view.point(point.n))
 
 
 class _Mending:
@@ -379,14 +372,14 @@ class _Mending:
 
     def _prove_values(self) -> None:
         """Of the long values that records name, those that can be read stay; that something happened stays anyway."""
-        state = history.state_of(self.db.now, None)
+        reading = history.Reading(history.Blank(self.db.now))
         known: dict[bytes, bool] = {}
         changed: list[Record] = []
         for record in self.found.records.values():
             for root in record.refs:
                 if root not in known:
                     try:
-                        history.read_tree(state, root)
+                        reading.trees([root])
                         known[root] = True
                     except Damaged:
                         known[root] = False

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -72,31 +71,24 @@ class Failures:
     a gamma distribution that mean is failures divided by seconds, what was believed before added to both.
     """
 
-    __slots__ = ("_by_age", "_gaps", "_number", "_older", "_older_s", "_seconds")
+    __slots__ = ("_by_age", "_number", "_seconds", "none")
 
     def __init__(self, past: Past) -> None:
-        self._gaps: deque[float] = deque(maxlen=GAPS_MAX)
         self._by_age = [[0.0, 0.0] for _ in range(len(AGES_S) + 1)]
-        self._older = max(0, past.failures - len(past.gaps))
-        self._older_s = max(0.0, _finite(past.seconds) - math.fsum(past.gaps) - past.age_s)
+        older = max(0, past.failures - len(past.gaps))
+        older_s = max(0.0, _finite(past.seconds) - math.fsum(past.gaps) - past.age_s)
+        self.none = not older
         # Of the older ones as many count as would have been kept.
-        share = min(1.0, 1.0 / (1.0 - KEPT) / self._older) if self._older else 1.0
-        kept = KEPT**self._older
-        self._number = PRIOR_FAILURES * kept + self._older * share
-        self._seconds = PRIOR_S * kept + self._older_s * share
+        share = min(1.0, 1.0 / (1.0 - KEPT) / older) if older else 1.0
+        kept = KEPT**older
+        self._number = PRIOR_FAILURES * kept + older * share
+        self._seconds = PRIOR_S * kept + older_s * share
         for gap_s in past.gaps:
             self.add(gap_s)
 
-    @property
-    def none(self) -> bool:
-        return not self._older and not self._gaps
-
     def add(self, age_s: float) -> None:
         """It failed after it had run for so long without."""
-        if len(self._gaps) == GAPS_MAX:
-            self._older += 1
-            self._older_s += self._gaps[0]
-        self._gaps.append(age_s)
+        self.none = False
         self._number = self._number * KEPT + 1.0
         self._seconds = self._seconds * KEPT + age_s
         for known, (from_s, to_s) in zip(
@@ -112,10 +104,6 @@ class Failures:
         number, seconds = self._by_age[span]
         in_span_s = age_s - (AGES_S[span - 1] if span else 0.0)
         return (AGE_WEIGHT + number) / (AGE_WEIGHT / overall + seconds + in_span_s)
-
-    def past(self, age_s: float, cost_s: float | None) -> Past:
-        gaps = tuple(self._gaps)
-        return Past(self._older + len(gaps), self._older_s + math.fsum(gaps) + age_s, cost_s, gaps, age_s)
 
 
 class Schedule:
@@ -247,11 +235,6 @@ class Schedule:
     def rate(self) -> float:
         """Failures that are expected for each second now."""
         return self._failures.rate(self._passed_s - self._failed_at_s)
-
-    @property
-    def past(self) -> Past:
-        """What is known by now, for the schedule of the next process."""
-        return self._failures.past(self._passed_s - self._failed_at_s, self._cost_s)
 
     def overdue(self, now_s: float) -> float | None:
         """Seconds without a safe point, if they were too many: the first time that this is so, and then no more."""

@@ -1,32 +1,30 @@
 """The store as user code sees it: agents by name, and what concerns all of them.
 
-Owns finding and opening a store, names, and the one-handle-per-branch rule of a process. Bytes are the catalog's
-business, history the agent's. What always holds: opening the same store twice in one process gives the same object.
+Owns names, and the one-handle-per-branch rule of a process. Bytes are the catalog's business, history the agent's.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self
 
-from holdfast.agent import history, metadata, pointers, unsaved, watchers
+from holdfast.agent import fleet, history, metadata, places, pointers, unsaved, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
-from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
+from holdfast.agent.fleet import AgentInfo, Page, is_arriving, still_arriving, whole
 from holdfast.agent.graph import Graph, find
-from holdfast.agent.names import check_name, check_new, check_text
+from holdfast.agent.names import MAIN, check_name, check_new, check_text
 from holdfast.agent.when import DEFAULT, When, find_when, folders_of
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
@@ -37,22 +35,19 @@ from holdfast.errors import (
     DiskFull,
     Forgotten,
     HoldfastError,
-    KeyNeeded,
     ReadOnly,
-    StillArriving,
     UnknownAgent,
     UnknownRevision,
 )
-from holdfast.store import copies, keys
+from holdfast.store import keys
 from holdfast.store.catalog import Progress, View, quietly
-from holdfast.store.changes import ACTING, Change, NewRecord, now_us
-from holdfast.store.database import MOVED, OBJECTS, Database, open_database, shown
+from holdfast.store.changes import ACTING, Change, NewRecord
+from holdfast.store.database import MOVED, OBJECTS, Database, open_database
 from holdfast.store.engine import Lease, Refused
-from holdfast.store.files import unavailable
-from holdfast.store.keys import Key, find_secret
+from holdfast.store.keys import Key
 from holdfast.store.leases import FileLeases
-from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point
 from holdfast.store.rows import Agent as AgentRow
+from holdfast.store.rows import Body, Branch, End, Point
 from holdfast.store.tables import FORMAT_VERSION
 from holdfast.text import is_url
 
@@ -67,56 +62,10 @@ if TYPE_CHECKING:
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
 
-DEFAULT_DIRECTORY = ".holdfast"
-MAIN = "main"
 DURABILITIES = ("commit", "batched")
 log = logging.getLogger("holdfast.agent")
 _IN_NOTEBOOK = 50
 """Agents that a notebook shows of a store."""
-
-# Held for as long as they are open: a store that is merely forgotten still holds its branches.
-_open: dict[str, Store] = {}
-_open_lock = threading.Lock()
-
-
-def find_store(start: Path | None = None) -> str:
-    """$HOLDFAST_STORE, or the nearest .holdfast here or above (as git finds its own), or ./.holdfast."""
-    named = os.environ.get("HOLDFAST_STORE")
-    if named:
-        return named
-    try:
-        here = (start or Path.cwd()).resolve()
-        for directory in (here, *here.parents):
-            if (directory / DEFAULT_DIRECTORY).is_dir():
-                return str(directory / DEFAULT_DIRECTORY)
-    except OSError as error:  # going on would find another store, or make one
-        raise unavailable(error, "looking for a store") from error
-    return str(here / DEFAULT_DIRECTORY)
-
-
-def say_created(place: str) -> None:
-    if sys.stderr is not None:
-        print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
-
-
-def _arriving(branch: Branch) -> bool:
-    """Whether a branch came from elsewhere, and not all of it yet."""
-    return bool(branch.body.get("arriving", False))
-
-
-def _still_arriving(what: str) -> StillArriving:
-    return StillArriving(
-        f"{what} is still arriving from elsewhere: not all of it has come",
-        hint="Run the push, pull or import again: it resumes where it stopped. Or remove the agent.",
-    )
-
-
-def new_agent(change: Change, name: str, branch: bytes = b"") -> tuple[AgentRow, Branch]:
-    """Add an agent, with its first branch, which has the uuid ``branch``, if one is given."""
-    now = now_us()
-    made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
-    body = {"created": now, "from": b""}
-    return made, change.add_branch(made.a, MAIN, branch or uuid.uuid4().bytes, body, None, BEGINNING)
 
 
 class Store:
@@ -183,51 +132,18 @@ class Store:
         """
         if durability not in DURABILITIES:
             raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
-        named = path if path is not None else find_store()
-        if not isinstance(named, str) and is_url(os.fspath(named)):
-            raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
-        place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
+        place = places.place_of(path)
         sys.audit("holdfast.open", place, readonly)
-        secret = find_secret(key)
-        options = (readonly, durability, paranoid, inert)
-        with _open_lock:
-            known = _open.get(place)
-            if known is not None and not known.closed:
-                if known._options != options or not isinstance(known, cls):
-                    raise BadOption(
-                        f"{known.place} is open in this process already, with other options",
-                        hint="Close that store first, or open it with the same options.",
-                    )
-                if secret is not None:
-                    known._db.check_secret(secret)
-                store = known
-            else:
-                existed = is_url(place) or os.path.exists(place)  # noqa: PTH110  a disk that fails is reported below
-                opening = partial(
-                    open_database,
-                    place,
-                    create=create and not readonly,
-                    readonly=readonly,
-                    accept_loss=recover,
-                    trust_older=trust_older,
-                    objects=objects,
-                )
-                try:
-                    db = opening(secret=secret)
-                except KeyNeeded:
-                    if key is False or keys.ask is None:
-                        raise
-                    db = opening(secret=keys.ask(shown(place)))
-                if not existed:
-                    say_created(place)
-                if db.lost_effects:
-                    from holdfast.agent import recovery
-
-                    recovery.doubt(db)
-                store = cls(place, db, options)
-                _open[place] = store
-            store._register(types)
-            return store
+        opening = partial(
+            open_database,
+            place,
+            create=create and not readonly,
+            readonly=readonly,
+            accept_loss=recover,
+            trust_older=trust_older,
+            objects=objects,
+        )
+        return places.opened(cls, place, (readonly, durability, paranoid, inert), types, key, opening)
 
     @property
     def path(self) -> Path:
@@ -270,8 +186,8 @@ class Store:
             if branch_row is None:
                 known = ", ".join(other.name for other in view.branches(row.a))
                 raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
-            if _arriving(branch_row):
-                raise _still_arriving(f"branch {branch!r} of {name!r}")
+            if is_arriving([branch_row]):
+                raise still_arriving(f"branch {branch!r} of {name!r}")
             if readonly:
                 return self._opened(row, branch_row, None, None, None)
             known_handle = self._handles.get(branch_row.b)
@@ -384,7 +300,7 @@ class Store:
         def add(change: Change) -> tuple[AgentRow, Branch] | None:
             if change.agent(name) is not None:  # another process was faster
                 return None
-            row, branch = new_agent(change, name, branch_uuid)
+            row, branch = pointers.new_agent(change, name, branch_uuid)
             self._opening(change, branch, branch)
             return row, branch
 
@@ -420,7 +336,7 @@ class Store:
     def _add_agent(self, name: str) -> AgentRow:
         def add(change: Change) -> AgentRow:
             there = change.agent(name)
-            return there if there is not None else new_agent(change, name)[0]  # another process was faster
+            return there if there is not None else pointers.new_agent(change, name)[0]  # another process was faster
 
         try:
             return self._db.change(add)
@@ -450,34 +366,8 @@ class Store:
         ``sort``: or that one last, by name, or by the length of the longest line, the longest first.
         ``limit``: at most so many, after the first ``offset``; the list's ``more`` says how many follow.
         """
-        if sort not in {"updated", "oldest", "name", "checkpoints"}:
-            raise BadOption(f"sort {sort!r}", hint="Use updated, oldest, name or checkpoints.")
-        if offset < 0:
-            raise BadOption(f"an offset of {offset}", hint="At least 0.")
         self._check_open()
-        self._check_limit(limit)
-        view, found = self._db.view, Page[AgentInfo]()
-        order = view.in_order(sort) if pattern is None else None
-        if order is not None:
-            picked = order[offset:]  # their names are not needed
-        else:
-            some = self._picked(pattern)
-            if sort == "name":
-                some.sort(key=lambda one: one.name)
-            elif sort != "updated" and len(some) > 1:
-                rank = {a: at for at, a in enumerate(view.in_order(sort) or ())}
-                some.sort(key=lambda one: rank.get(one.a, 0))
-            picked = [one.a for one in some][offset:]
-        shallow = view.shallow()
-        for at, a in enumerate(picked):
-            if limit is not None and len(found) == limit:
-                found.more = len(picked) - at
-                break
-            with suppress(UnknownAgent):  # removed meanwhile
-                row = view.agent_at(a)
-                if not self._half(row):
-                    found.append(info_of(self, row, shallow))
-        return found
+        return fleet.listed(self, pattern, limit, offset, sort)
 
     def updated(self, after: datetime | None = None) -> dict[str, datetime]:
         """When each agent last changed, by name; with ``after`` only those that did since.
@@ -502,21 +392,6 @@ class Store:
             yield
         finally:
             ACTING.reset(before)
-
-    def _check_limit(self, limit: int | None) -> None:
-        if limit is not None and limit < 1:
-            raise BadOption(f"a limit of {limit}", hint="At least 1, or None for everything.")
-
-    def _picked(self, pattern: str | None) -> list[Counted]:
-        """The agents that a name or a pattern chooses, the most recently changed first."""
-        row = self._db.view.agent(pattern) if pattern is not None else None
-        if row is not None:  # it need not be looked for among all
-            at = max((branch.at for branch in self._db.view.branches(row.a)), default=0)
-            return [Counted(row.a, row.name, at)]
-        picked = pick(self._db.view.census(), pattern)
-        if picked is None:
-            raise self._unknown(str(pattern))
-        return picked
 
     def copy(self, name: str, new: str) -> None:
         """Add an agent ``new`` that begins with the whole history of another; from then on they are independent.
@@ -649,25 +524,12 @@ class Store:
         end: End | None = None,
         lost: Sequence[NewRecord] = (),
     ) -> Branch:
-        """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body.
-
-        It inherits the records before ``target``, unless ``end`` says otherwise. ``lost`` come behind these.
-        """
-        return self._db.change(lambda change: self._put_branch(change, agent, new, target, more, end=end, lost=lost))
-
-    def _put_branch(
-        self,
-        change: Change,
-        agent: AgentRow,
-        new: str,
-        target: Point | None,
-        more: Body | None = None,
-        *,
-        end: End | None = None,
-        lost: Sequence[NewRecord] = (),
-    ) -> Branch:
-        """As ``_add_branch``, as a part of a transaction."""
-        return pointers.put_branch(change, agent, new, target, more or {}, self._inherited, end=end, lost=lost)
+        """As ``pointers.put_branch``, by itself."""
+        return self._db.change(
+            lambda change: pointers.put_branch(
+                change, agent, new, target, more or {}, self._inherited, end=end, lost=lost
+            )
+        )
 
     def _inherited(self, view: View, b: int, point: Point | None) -> End:  # noqa: ARG002 - for the room above
         """The records that begin the line of what begins at a checkpoint of branch ``b``: those that it knows."""
@@ -731,17 +593,15 @@ class Store:
         if row is None:
             raise self._unknown(name)
         if not arriving and self._half(row):
-            raise _still_arriving(repr(name))
+            raise still_arriving(repr(name))
         return row
 
     def _agents(self) -> list[AgentRow]:
         """All but those that are still arriving."""
-        return [row for row in self._db.view.agents() if not self._half(row)]
+        return whole(self._db.view)
 
     def _half(self, agent: AgentRow) -> bool:
-        """Whether nothing of an agent is whole yet, because it is still arriving."""
-        branches = self._db.view.branches(agent.a)
-        return bool(branches) and all(map(_arriving, branches))
+        return is_arriving(self._db.view.branches(agent.a))
 
     # -- the whole store ------------------------------------------------------------------------------
 
@@ -877,7 +737,8 @@ class Store:
     ) -> RestoreReport:
         """Restore some agents in a scratch place, or as many as ``sample`` at random, whole, and prove what came back.
 
-        The scratch place is beside the store, or below ``place``, and is removed at the end.
+        The scratch place is below ``place``, or beside the store, or, if nobody can write there, where temporary files
+        go. It is removed at the end.
         """
         from holdfast.agent.move import verify_restore
 
@@ -950,9 +811,7 @@ class Store:
             for handle in list(self._handles.values()):
                 handle._shut()
             self._handles.clear()
-            with _open_lock:
-                if _open.get(self._key) is self:
-                    del _open[self._key]
+            places.forget(self._key, self)
 
     @property
     def encrypted(self) -> bool:
@@ -1029,49 +888,3 @@ def open_unseen(path: Path, secret: keys.Secret | None, *, create: bool = False)
     """A store that nobody else is to know yet: it is not remembered, and its values stay as they are stored."""
     db = open_database(path, create=create, secret=secret, remember=False)
     return Store(str(path), db, (False, "commit", False, True))
-
-
-# -- for a process that takes the place of this one --------------------------------------------------------------------
-
-
-def _here() -> list[Store]:
-    return [store for store in _open.values() if not store._db.released and store._pid == os.getpid()]
-
-
-def settle_all() -> None:
-    """Bring everything that was made to disk, in every open store."""
-    for store in _here():
-        store.flush()
-
-
-def release_all() -> None:
-    """Let go of every open store: another process is about to open them. Nothing waits to be written."""
-    for store in _here():
-        store._db.close()
-
-
-@atexit.register
-def _at_exit() -> None:
-    """What the program leaves open loses its changes, too. Before the room below lets go, which has come first."""
-    unsaved.said_at_exit([handle for store in _here() for handle in list(store._handles.values())])
-
-
-def read_only_from_here() -> None:
-    """In a forked child that changes nothing: the stores that its parent has open are read, when they are used."""
-    copies.READING.append(os.getpid())
-    for store in _open.values():
-        store._pid = os.getpid()
-
-
-def reopen_all() -> None:
-    """In a forked child, when its parent has let go: the stores and handles that it had are this process's now."""
-    for store in list(_open.values()):
-        if store._db.released or store._pid == os.getpid():
-            continue
-        try:
-            store._db.inherit()
-            store._pid = os.getpid()
-            for handle in list(store._handles.values()):
-                handle._take_again()
-        except HoldfastError as error:  # whoever uses it is told
-            log.warning("%s could not be opened again after going back to a fork point: %s", store.place, error)

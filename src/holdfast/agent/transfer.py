@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast.agent import crashes
 from holdfast.agent.arrival import ATTEMPTS, Arrival
+from holdfast.agent.fleet import whole
 from holdfast.agent.frames import TOGETHER, About, Chunk, Entries, Frame, Nodes, Payload, Records, Refs, beside
 from holdfast.agent.graph import Graph
 from holdfast.agent.history import children, named_in
@@ -126,7 +128,8 @@ def transfer(
     source.flush()
     named = [source._agent_row(name).a for name in dict.fromkeys(agents)]
     with source._db.moment() as contents:
-        chosen = whole(contents.view, named if new_name is not None else family(contents.view, named))
+        going = named if new_name is not None else family(contents.view, named)
+        chosen = [contents.view.agent_at(a) for a in going] or whole(contents.view)
         if images and named:
             also = [source._db.view.agent(f"{IMAGES}{row.name}") for row in chosen]
             chosen += [row for row in also if row is not None and row.a not in named]
@@ -190,16 +193,6 @@ def family(view: View, named: Sequence[int]) -> list[int]:
     return list(dict.fromkeys([*named, *(a for _, a in children)]))
 
 
-def whole(view: View, named: Sequence[int] = ()) -> list[Agent]:
-    """Some agents, or all but those that are still arriving."""
-    if named:
-        return [view.agent_at(a) for a in named]
-    arriving: dict[int, bool] = {}
-    for branch in view.branches():
-        arriving[branch.a] = arriving.get(branch.a, True) and bool(branch.body.get("arriving"))
-    return [row for row in view.agents() if not arriving.get(row.a, False)]
-
-
 def _same(ours: View, theirs: View, store: bytes) -> set[int]:
     """The agents whose branches stand where they stand there, and whose logs say nothing new: told by few queries."""
     there = {row.uuid: row for row in theirs.agents()}
@@ -237,7 +230,7 @@ class _Moving(NamedTuple):
                 if not left:
                     raise
             except Damaged:
-                # A sweep that was interrupted over there may have left a node without what is below it.
+                # A transfer that was cut short may have left a node over there without what is below it.
                 if thorough or not left:
                     raise
                 thorough = True
@@ -276,10 +269,10 @@ def kept_by(view: View, agent: Agent, past: Past) -> list[Kept]:
         owners |= {other.a: other.uuid for other in view.agents()}
         graph = Graph(view, agent)
         numbers = list(graph.numbers)
-        keys = [
+        keys = {
             row.key for part in slices(numbers) for row in view.checkpoints(f"WHERE n IN {listed(len(part))}", part)
-        ]
-        found = [*(entry for entry in graph.under(list({*keys} - {b""})) if entry.a != agent.a), *found]
+        } | {*crashes.keys(agent)}
+        found = [*(entry for entry in graph.under(list(keys - {b""})) if entry.a != agent.a), *found]
     return [(owners.get(one.a, agent.uuid), one.at, one.key, body_bytes(one.body)) for one in found]
 
 

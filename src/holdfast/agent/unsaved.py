@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.agent.metadata import caller
-from holdfast.agent.names import is_bookkeeping
+from holdfast.agent.names import full_name, is_bookkeeping
 from holdfast.codec.state import Reader
 from holdfast.errors import HoldfastError, Unencodable, UnknownAgent, UnsavedChanges, format_path
 
@@ -117,7 +117,7 @@ def found(agent: Agent) -> Lost | None:
             return None
     shown = [one if len(one) <= _SHOWN_CHARACTERS else f"{one[: _SHOWN_CHARACTERS - 1]}…" for one in places[:_SHOWN]]
     more = f" and {len(places) - _SHOWN:,} more" if len(places) > _SHOWN else ""
-    name = f"{agent.name}@{agent.branch_name}".removesuffix("@main")
+    name = full_name(agent.name, agent.branch_name)
     late_s = None
     with suppress(HoldfastError):  # the history could not be read: closing goes on
         late_s = agent._pace.late_s()

@@ -432,7 +432,7 @@ class _Verification:
                 r = found.records[r].prev
             if left and end is not None:
                 self.problem(what, f"{left} record(s) written on it are not part of it", name)
-        self._values(reached)
+        self._values(reached, proof.reading)
 
     def _open(self, agent: Agent, refs: Refs, lines: Lines) -> None:
         """The table of open runs says what the lines say. A row too many for a signal that was sent costs a look."""
@@ -452,16 +452,15 @@ class _Verification:
                 named = f"signal {signal.decode(errors='replace')}" if signal else f"run {run.decode(errors='replace')}"
                 self.problem("table open", f"branch {branch.name}: the row of {named} {what}", agent.name)
 
-    def _values(self, records: set[int]) -> None:
+    def _values(self, records: set[int], reading: history.Reading) -> None:
         """The long values of records are there, down to their last node."""
-        state = history.state_of(self.contents, None)
         known: set[bytes] = set()
         for done, r in enumerate(records, 1):
             for root in self.found.records[r].refs:
                 if root not in known:
                     known.add(root)
                     with self.finding(f"record {r}"):
-                        history.read_tree(state, root)
+                        reading.trees([root])
             self.progress("effects", done, len(records))
         self.report.checked["effects"] = len(records)
         hollow = len(records & self.found.hollow)

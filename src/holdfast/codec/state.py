@@ -335,15 +335,11 @@ class State:
 class Reader:
     """Python values of a state: plain ones, each decoded when it is asked for.
 
-    ``inert``: instances of classes that are not known are records; None: only where such a class is met. ``proven``:
-    what was read of files before, and need not be again.
+    ``inert``: instances of classes that are not known are records; None: only where such a class is met.
     """
 
-    def __init__(
-        self, state: State, registry: Registry, *, inert: bool | None = False, proven: set[bytes] | None = None
-    ) -> None:
+    def __init__(self, state: State, registry: Registry, *, inert: bool | None = False) -> None:
         self._state, self._registry, self._inert = state, registry, inert
-        self._proven = proven if proven is not None else set()
 
     def value(self, data: bytes) -> Any:
         """The value of an encoding."""
@@ -394,10 +390,7 @@ class Reader:
         if code == wire.BIG:
             return self.content(self._state.tree(bytes(payload)))
         if code == wire.CONTENT:
-            name = digest_of("holdfast.content", payload)
-            if name not in self._proven:
-                self._state.prove_content(bytes(payload))
-                self._proven.add(name)
+            self._state.prove_content(bytes(payload))
             return None
         return self.value(self._state.bulk(bytes(payload)))
 

@@ -57,9 +57,8 @@ _travelling: set[int] = set()
 
 def open_stores() -> list[Any]:
     """The stores that this process has open."""
-    module = sys.modules.get("holdfast.agent.store")
-    found = list(module._open.values()) if module is not None else []  # noqa: SLF001 (its registry of open stores)
-    return [store for store in found if not store.closed and store._pid == os.getpid()]  # noqa: SLF001
+    module = sys.modules.get("holdfast.agent.places")
+    return module.open_stores() if module is not None else []
 
 
 def open_agents() -> list[Any]:

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-import holdfast.agent.store as stores
 from holdfast.agent.agent import Agent
+from holdfast.agent.places import open_stores
 from holdfast.errors import AgentBusy, AtomicOpen, HoldfastError, NotFrozen, NotThawed, StoreBusy
 from holdfast.process.image import began
 from holdfast.store import processes
@@ -106,7 +106,7 @@ def stand_still(folder: Path, freezer: list[int], deadline_s: float) -> bool:
         if thawed:
             processes.thawed()
             _reseed()
-        failed = _take_again(agents, [one._db for one in list(stores._open.values()) if not one.closed], thawed=thawed)
+        failed = _take_again(agents, [one._db for one in open_stores()], thawed=thawed)
     for name, reason in failed:
         print(f"holdfast: {name}: {reason}", file=sys.stderr)  # noqa: T201 - nobody else is there to be told
     return thawed
@@ -155,7 +155,7 @@ def _lives(who: list[int]) -> bool:
 @contextmanager
 def _let_go(deadline: float) -> Iterator[list[Agent]]:
     """Inside, no store is open, and no thread can use one. Yields the agents that were written here."""
-    found = [one for one in list(stores._open.values()) if not one.closed]
+    found = open_stores()
     agents = [handle for one in found for handle in list(one._handles.values()) if not handle.closed]
     for one in found:
         if is_url(one.place):

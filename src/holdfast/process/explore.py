@@ -27,7 +27,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from holdfast.agent import store as stores
+from holdfast.agent import places
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, CandidateFailed, CorruptValue, ForkRefused, HoldfastError
@@ -143,7 +143,7 @@ def explore(
     if workspace is not None and not os.path.isdir(workspace):
         raise BadOption(f"{os.fspath(workspace)} is no directory", hint="Make it first, or leave workspace= out.")
     fork.refuse("candidates cannot be tried here", children=True)
-    stores.settle_all()
+    places.settle_all()
     tried = [Tried(number, one) for number, one in enumerate(wanted)]
     room = Path(tempfile.mkdtemp(prefix="holdfast-explore-")) if workspace is not None else None
     running: list[_Copy] = []
@@ -333,7 +333,7 @@ def _try(
             _limit(memory_bytes)
         if folder is not None:
             os.chdir(folder)
-        stores.read_only_from_here()
+        places.read_only_from_here()
         value = function(tried.candidate, folder) if folder is not None else function(tried.candidate)
         code = _NO_VALUE
         data, code = encode(value, REGISTRY), 0

@@ -29,9 +29,9 @@ from holdfast.agent import history
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.layers import IMAGE, THAW, Looked
-from holdfast.agent.names import IMAGES
+from holdfast.agent.names import IMAGES, full_name
 from holdfast.agent.policy import Policy
-from holdfast.agent.store import MAIN, Store
+from holdfast.agent.store import Store
 from holdfast.errors import (
     BadOption,
     HoldfastError,
@@ -373,7 +373,7 @@ class HalfThawed(Struct, frozen=True):
     """The image, as ``holdfast thaw`` takes it: that finishes it."""
 
     def __str__(self) -> str:
-        where = self.agent if self.branch == MAIN else f"{self.agent}@{self.branch}"
+        where = full_name(self.agent, self.branch)
         return (
             f"the thaw of {self.image} is half-way: {where} goes back to that moment, what it did since is undone, and"
             f" its process and the files that it had open are not back. `{command('thaw', self.image)}` finishes that"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import holdfast.agent.store as stores
+from holdfast.agent.places import open_stores
 from holdfast.agent.store import Store
 from holdfast.errors import BadOption, NotFrozen, NotThawed
 from holdfast.process import cooperation, criu, image
@@ -195,7 +195,7 @@ def freeze_self(
     The image goes into ``store``, or into the one that this process has open. Needs root and CRIU.
     """
     criu.needed(NotFrozen)
-    opened = [one for one in list(stores._open.values()) if not one.closed]
+    opened = open_stores()
     if store is None and len(opened) != 1:
         raise BadOption(f"this process has {len(opened)} stores open", hint="Say where the image goes: store=.")
     place = (store or opened[0]).place

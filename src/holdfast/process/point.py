@@ -20,7 +20,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, NoReturn, Self
 
-from holdfast.agent import store as stores
+from holdfast.agent import places
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, ForkLost, ForkRefused
@@ -93,7 +93,7 @@ class ForkPoint:
         for said in copies.OBSTACLES:
             if reason := said():
                 raise ForkRefused(f"a fork point cannot be made here: {reason}; nothing was forked", reason=reason)
-        stores.settle_all()
+        places.settle_all()
         _open.append(self)
         copies.INSIDE.append(_INSIDE)
         try:
@@ -199,7 +199,7 @@ class ForkPoint:
                 if (found.st_dev, found.st_ino) == (device, inode):
                     os.lseek(descriptor, offset, os.SEEK_SET)
         _restore(kept)
-        stores.reopen_all()
+        places.reopen_all()
         fork.take_signals()
 
     # -- going back ---------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class ForkPoint:
                 stream.flush()
         for _ in range(3):  # an interrupt may come by way of another thread
             with suppress(BaseException):
-                stores.release_all()
+                places.release_all()
                 break
         if _stand_in is not None:
             guardian, pipe = _stand_in

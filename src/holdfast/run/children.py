@@ -31,7 +31,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.names import check_name
+from holdfast.agent.names import check_name, full_name
 from holdfast.errors import (
     AgentBusy,
     BadName,
@@ -351,7 +351,7 @@ class Child:
     def _missing(self) -> HoldfastError:
         """The parent's record says that it was begun, and it is not here: what it has done is not known."""
         parent, scope = whose(self._parent), self._scope
-        name = self.name if self._branch == "main" else f"{self.name}@{self._branch}"
+        name = full_name(self.name, self._branch)
         cancel, accept = command("runs", "cancel", parent, scope.run_id), command("effects", "accept", parent)
         error = InDoubt(
             f"{name} was begun by {parent}, and is not in this store: it is not known what it has done",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.agent.names import check_name
+from holdfast.agent.names import check_name, full_name
 from holdfast.codec.types import REGISTRY as _PLAIN
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
@@ -389,9 +389,8 @@ def unfinished(agent: Host, run: RunPast, *, executing: bool = False) -> RunUnfi
 
 def cancel_first(name: str, branch: str, id: str) -> str:
     """The hint where a run of another agent has not ended."""
-    place = name if branch == "main" else f"{name}@{branch}"
     handle = f"store.agent({name!r})" if branch == "main" else f"store.agent({name!r}, branch={branch!r})"
-    return f"Cancel it first: `{command('runs', 'cancel', place, id)}`, or {handle}.cancel({id!r})."
+    return f"Cancel it first: `{command('runs', 'cancel', full_name(name, branch), id)}`, or {handle}.cancel({id!r})."
 
 
 ARGUMENTS = "=arguments"

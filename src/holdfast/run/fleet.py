@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.agent.fleet import Page
+from holdfast.agent.fleet import Page, check_limit, picked
 from holdfast.errors import BadOption, UnknownAgent
 from holdfast.run import opened
 from holdfast.run.effects import Effect
@@ -143,7 +143,7 @@ def counts(store: Store, pattern: str | None) -> dict[str, int]:
         found.update(WORDS.get(status, status or "running") for status in statuses)
     due = store.due()
     if pattern is not None and due:
-        named = {one.name for one in store._picked(pattern)}
+        named = {one.name for one in picked(store, pattern)}
         due = [info for info in due if info.agent in named]
     found["due"] = len(due)
     return {status: found[status] for status in (*_URGENT, "due", "waiting", "queued", "running") if found[status]}
@@ -157,15 +157,15 @@ class _Lines:
     """The lines of some branches, those that changed last first."""
 
     def __init__(self, store: Store, pattern: str | None, branch: str | None, limit: int | None) -> None:
-        store._check_limit(limit)
+        check_limit(limit)
         store.flush()
         self.store, self.view = store, store._db.view
         self.limit = limit
-        picked = {one.a for one in store._picked(pattern)} if pattern is not None else set()
-        alone = next(iter(picked)) if len(picked) == 1 else None
+        chosen = {one.a for one in picked(store, pattern)} if pattern is not None else set()
+        alone = next(iter(chosen)) if len(chosen) == 1 else None
         self.order: Sequence[tuple[int, int, int]] = self.view.changed(alone)
         if pattern is not None:
-            self.order = [one for one in self.order if one[1] in picked]
+            self.order = [one for one in self.order if one[1] in chosen]
         self._branch = branch
 
     def only(self, some: Iterable[int]) -> None:

@@ -20,6 +20,7 @@ from msgspec import Struct, field
 
 from holdfast.agent.names import check_new
 from holdfast.agent.opened import settle
+from holdfast.agent.pointers import put_branch
 from holdfast.errors import BadOption, Damaged, RunUnfinished, UnknownRevision, command
 from holdfast.run import records as rec
 from holdfast.run.arguments import not_there
@@ -212,7 +213,7 @@ class ForkPlan:
         def add(change: Change) -> None:
             if change.branch_at(cut.source.b).back != cut.source.back:
                 raise Refused("the run went on meanwhile; nothing was written")
-            made = store._put_branch(change, row, new, cut.began, {"fork": origin}, end=end)
+            made = put_branch(change, row, new, cut.began, {"fork": origin}, store._inherited, end=end)
             made = change.move(made, made.at_end(change.put_records(made.b, made.end, records)))
             settle(change, [made])
 

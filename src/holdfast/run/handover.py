@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from holdfast.agent import watchers
 from holdfast.agent.branch import BranchWriter
-from holdfast.agent.names import check_name
+from holdfast.agent.names import MAIN, check_name
 from holdfast.agent.pending import Pending
-from holdfast.agent.store import MAIN, new_agent
+from holdfast.agent.pointers import new_agent
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, RunEnded, RunUnfinished, StorePoisoned, ToolFailed
 from holdfast.run import listing, queues
 from holdfast.run.arguments import fingerprint

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 from zlib import crc32
 
-from holdfast.agent.names import check_text
+from holdfast.agent.names import check_text, full_name
 from holdfast.agent.points import current_task
 from holdfast.codec.types import Registry
 from holdfast.errors import BadName, BadOption, InDoubt, NoAgent, command
@@ -245,8 +245,7 @@ def branch_of(agent: Host) -> str:
 
 def whose(agent: Host) -> str:
     """How the agent is named on the command line."""
-    branch = branch_of(agent)
-    return agent.name if branch == "main" else f"{agent.name}@{branch}"
+    return full_name(agent.name, branch_of(agent))
 
 
 _NEVER = rec.Done(0, "", "", "")

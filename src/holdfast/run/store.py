@@ -19,6 +19,7 @@ from uuid import uuid4
 import holdfast.agent.store as below
 from holdfast.agent.fleet import Page
 from holdfast.agent.layers import THAW, WORKSPACE
+from holdfast.agent.names import MAIN
 from holdfast.agent.opened import adopt, settle
 from holdfast.agent.when import DEFAULT, When
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
@@ -80,7 +81,7 @@ class Store(below.Store):
         self,
         name: str,
         *,
-        branch: str = below.MAIN,
+        branch: str = MAIN,
         create: bool = True,
         readonly: bool = False,
         wait_s: float = 0.0,
@@ -146,7 +147,7 @@ class Store(below.Store):
 
         return images.half_thawed(view, branch)
 
-    def _open_alone(self, name: str, *, branch: str = below.MAIN, create: bool = True) -> Agent:
+    def _open_alone(self, name: str, *, branch: str = MAIN, create: bool = True) -> Agent:
         """A handle that nobody else in this process gets; ``AgentBusy`` where somebody has one."""
         with self._lock:
             made, known = self._found(name, branch=branch, create=create)
@@ -155,7 +156,7 @@ class Store(below.Store):
             made._alone = True
         return made
 
-    def _found(self, name: str, *, branch: str = below.MAIN, create: bool = True) -> tuple[Agent, bool]:
+    def _found(self, name: str, *, branch: str = MAIN, create: bool = True) -> tuple[Agent, bool]:
         """A handle, and whether somebody in this process had it before: if not, whoever asks closes it."""
         with self._lock:
             before = list(self._handles.values())
@@ -170,7 +171,7 @@ class Store(below.Store):
         *,
         run: str | None = None,
         any_run: bool = False,
-        branch: str = below.MAIN,
+        branch: str = MAIN,
         id: str | None = None,
     ) -> SignalInfo:
         """Send a signal to a run, whoever executes it now or later: ``agent.wait_for(name)`` gets the value.
@@ -227,7 +228,7 @@ class Store(below.Store):
             self._agent_row(agent)
         return [one for view in self._views(empty=True) if agent in {None, view.name} for one in signals_of(view)]
 
-    def drop_signal(self, agent: str, id: str, *, branch: str = below.MAIN) -> SignalInfo:
+    def drop_signal(self, agent: str, id: str, *, branch: str = MAIN) -> SignalInfo:
         """Let a signal that nobody has taken count no more. A run that takes it at this very moment may have it."""
         self._check_writable()
         view = self._view(agent, branch)
@@ -295,7 +296,7 @@ class Store(below.Store):
         agent: str | RunInfo,
         run: str | None = None,
         *,
-        branch: str = below.MAIN,
+        branch: str = MAIN,
         compensate: bool = False,
         wait_s: float = 0.0,
         later: bool = False,
@@ -343,7 +344,7 @@ class Store(below.Store):
                 return info  # a worker has come at the last moment, and finds the signal
         return self._awaited(agent, branch, this.id, 0.0)
 
-    def resume(self, agent: str | RunInfo, run: str | None = None, *, branch: str = below.MAIN) -> RunInfo:
+    def resume(self, agent: str | RunInfo, run: str | None = None, *, branch: str = MAIN) -> RunInfo:
         """Leave a run that has stopped to whoever works on this store: one that failed, say, or needs attention.
 
         ``agent.resume`` executes one; here nothing is executed, and nobody needs its function. What came with a branch
@@ -392,9 +393,7 @@ class Store(below.Store):
                 handle.close()
         return True
 
-    def follow(
-        self, agent: str | RunInfo, run: str | None = None, *, branch: str = below.MAIN, wait: bool = True
-    ) -> Follow:
+    def follow(self, agent: str | RunInfo, run: str | None = None, *, branch: str = MAIN, wait: bool = True) -> Follow:
         """The items of a run's streams, as they come, from whatever process: for ``for`` and ``async for``.
 
         Each is a ``Streamed``: attempt, index, item, and the path and tool of the stream. An attempt that begins again,
@@ -420,7 +419,7 @@ class Store(below.Store):
             info for a, _, branch in branches for info in runs_of(View(self, view.agent_at(a), branch), only_due=True)
         ]
 
-    def adopt(self, agent: str, *, branch: str = below.MAIN) -> list[RunInfo]:
+    def adopt(self, agent: str, *, branch: str = MAIN) -> list[RunInfo]:
         """Let the runs that came from elsewhere, or with the branch, be its own. Returns those that are open.
 
         From then on they are due when their time or signal comes. Whoever has them elsewhere should not go on with

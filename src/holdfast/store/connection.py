@@ -71,13 +71,13 @@ class _Connection(psycopg.Connection[Any]):
 class Address:
     """A URL, taken apart. ``place`` says it without what is secret, which nothing but this object has."""
 
-    def __init__(self, url: str, schema: str | None = None, store: str | None = None) -> None:
+    def __init__(self, url: str) -> None:
         ours = dict(re.findall(r"[?&](schema|shared|lease_s)=([^&]*)", url))
         rest = re.sub(r"(?<=[?&])(schema|shared|lease_s)=[^&]*&?", "", url).rstrip("?&")
         info: dict[str, Any] = {}
         with suppress(psycopg.Error):  # its words would have the whole URL in them
             info = conninfo_to_dict(rest)
-        self.schema = schema or urllib.parse.unquote(ours.get("schema", "")) or "holdfast"
+        self.schema = urllib.parse.unquote(ours.get("schema", "")) or "holdfast"
         user, host, port, database = (str(info.get(part) or "") for part in ("user", "host", "port", "dbname"))
         # A special character in the password may have cut it in two: the rest would be taken for a host, and shown.
         odd = not info or "@" in host + database or not re.fullmatch(r"[0-9,]*", port)
@@ -88,7 +88,7 @@ class Address:
                 " The name of a schema has letters, digits, _ and -.",
             )
         self.lease_s = _seconds(ours.get("lease_s", ""))
-        name = store or urllib.parse.unquote(ours.get("shared", ""))
+        name = urllib.parse.unquote(ours.get("shared", ""))
         self.store = _store_id(name) if name else ""
         self._info = info
         shown = f"schema={self.schema}" + (f"&shared={name}" if name else "")

@@ -27,7 +27,6 @@ from holdfast.errors import (
     Damaged,
     DiskFull,
     HoldfastError,
-    NewerFormat,
     NotAStore,
     ReadOnly,
     StoreBusy,
@@ -167,21 +166,12 @@ class Postgres:
     dialect: Dialect = "postgres"
     writers = WRITERS
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str | None = None,
-        store: str | None = None,
-        readonly: bool = False,
-        fill: Callable[[Tx], None] | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, readonly: bool = False, fill: Callable[[Tx], None] | None = None) -> None:
         """``fill`` writes the rows of a new store, together with its tables; without it, there must be one.
 
-        ``schema`` and ``store`` stand for ``?schema=`` and ``?shared=`` in the URL: where the tables are, and which of
-        the stores that share them.
+        Where the tables are, and which of the stores that share them, is in the URL: ``?schema=`` and ``?shared=``.
         """
-        self._address = Address(url, schema, store)
+        self._address = Address(url)
         self.place = self._address.place
         self.lease_s = self._address.lease_s
         self.schema = self._address.schema
@@ -554,11 +544,6 @@ class Postgres:
             raise NotAStore(
                 f"{self.place}: the schema has tables of something else",
                 hint="Give another one: ?schema=NAME. It is made if it is not there.",
-            )
-        if int(mark[2]) > FORMAT_VERSION:
-            raise NewerFormat(
-                f"{self.place} has format {mark[2]}; this program knows up to {FORMAT_VERSION}",
-                hint="Use a newer Holdfast. Nothing was changed.",
             )
         check_version(self.place, int(mark[2]))
         shared = mark[1] == "shared"

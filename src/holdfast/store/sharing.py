@@ -10,7 +10,7 @@ in the session is gone before the next one has it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 import psycopg
 from psycopg import errors as said_by_server
@@ -49,56 +49,45 @@ def _refusal(what: str) -> BadOption:
     )
 
 
-def _gone() -> StoreClosed:
-    return StoreClosed(
-        "the transaction of this connection has ended", hint="Use effect().connection only while its tool runs."
-    )
-
-
-class Lent(psycopg.Connection[Any]):
-    """The connection as a plain tool has it."""
+class _Lent:
+    """What tools do not get of a connection: where its transaction ends is not theirs to say."""
 
     over = False
 
-    def wait(self, *args: Any, **options: Any) -> Any:
-        if self.over:
-            raise _gone()
-        return super().wait(*args, **options)
-
-    def commit(self) -> None:
+    def commit(self) -> Never:
         raise _refusal("commit()")
 
-    def rollback(self) -> None:
+    def rollback(self) -> Never:
         raise _refusal("rollback()")
 
-    def close(self) -> None:
+    def close(self) -> Never:
         raise _refusal("close()")
 
     def __del__(self, _warn: object = None, /) -> None:
         """The session is not its own."""
 
+    def _require_lent(self) -> None:
+        if self.over:
+            raise StoreClosed(
+                "the transaction of this connection has ended",
+                hint="Use effect().connection only while its tool runs.",
+            )
 
-class LentLater(psycopg.AsyncConnection[Any]):
+
+class Lent(_Lent, psycopg.Connection[Any]):
+    """The connection as a plain tool has it."""
+
+    def wait(self, *args: Any, **options: Any) -> Any:
+        self._require_lent()
+        return super().wait(*args, **options)
+
+
+class LentLater(_Lent, psycopg.AsyncConnection[Any]):
     """The connection as an async tool has it."""
 
-    over = False
-
     async def wait(self, *args: Any, **options: Any) -> Any:
-        if self.over:
-            raise _gone()
+        self._require_lent()
         return await super().wait(*args, **options)
-
-    async def commit(self) -> None:
-        raise _refusal("commit()")
-
-    async def rollback(self) -> None:
-        raise _refusal("rollback()")
-
-    async def close(self) -> None:
-        raise _refusal("close()")
-
-    def __del__(self, _warn: object = None, /) -> None:
-        """As above."""
 
 
 class SharedTransaction:
