@@ -556,7 +556,7 @@ class Sqlite:
                 with self._between():  # a direct commit would take our own lock for that of somebody else
                     connection.execute("BEGIN IMMEDIATE")
                     try:
-                        size = self.layout.log_bytes()
+                        size = os.fstat(fd).st_size  # not that of the path: the directory may have been moved by now
                         size += os.pwrite(fd, zeros, size)
                     finally:
                         connection.execute("ROLLBACK")
