@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import FileIO
@@ -386,7 +386,7 @@ class Sqlite:
     def clock(self) -> int:
         return time.time_ns() // 1000
 
-    def acknowledge(self, b: int, generation: int, head: int) -> None:
+    def acknowledge(self, moved: Mapping[int, tuple[int, int]]) -> None:
         """The witness says as much."""
 
     def handles(self) -> None:

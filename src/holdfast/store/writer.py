@@ -115,7 +115,7 @@ class Job(Generic[T]):
 
     @property
     def finished(self) -> bool:
-        return self._over or self.error is not None
+        return self._over or isinstance(self._taken.get("by"), BaseException)
 
     @property
     def error(self) -> BaseException | None:
@@ -133,8 +133,10 @@ class Job(Generic[T]):
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # it was finished twice: who did it first was cut short, or is not through yet
+        try:  # of each job: ``suppress`` would be three calls
             self._done.release()
+        except RuntimeError:  # it was finished twice: who did it first was cut short, or is not through yet
+            return
 
     def join(self, wait_s: float = math.inf) -> bool:
         """Wait until it is finished; False when that takes longer."""
@@ -195,6 +197,7 @@ class _Writer:
         self._pause_s = GATHER_S  # how long the newest of that waits
         self._lingers_until_s = 0.0
         self._stop = False
+        self._ended = False
         self.working = threading.Lock()  # while something is being written
         self._thread = threading.Thread(target=self._loop, name=f"holdfast-writer-{number}", daemon=True)
         self._thread.start()
@@ -202,8 +205,9 @@ class _Writer:
     def hand(self, job: Job[Any]) -> None:
         if job.handed:
             return
-        deadline = time.monotonic() + BUSY_WAIT_S
+        deadline = 0.0
         while job.size_bytes and self._queued_bytes > QUEUE_BYTES and self._bytes() > QUEUE_BYTES:
+            deadline = deadline or time.monotonic() + BUSY_WAIT_S
             if not self._room.wait(0.05) and time.monotonic() > deadline:
                 raise StoreBusy(
                     f"{self._bytes():,} bytes are waiting to be written already; this change was not accepted",
@@ -219,7 +223,7 @@ class _Writer:
         self._queue.append(job)  # twice, if an interrupt comes now: it is claimed once all the same
         if not job.lazy or job.due_s < self._looks_s or len(self._queue) >= ENOUGH:
             self._bell.ring()
-        if self._stop or not self._thread.is_alive():  # closing was cut short, or the interpreter is ending
+        if self._stop or self._ended:  # closing was cut short, or the thread was
             self._thread.join(BUSY_WAIT_S)
             with self.working:
                 self._empty()
@@ -261,13 +265,14 @@ class _Writer:
 
     def _loop(self) -> None:
         wait_s = -1.0
-        while True:
-            self._bell.wait(wait_s)
-            self._looks_s = math.inf
-            with self.working:
-                wait_s = self._empty()
-            if self._stop and not self._queue:
-                return
+        try:
+            while not self._stop or self._queue:
+                self._bell.wait(wait_s)
+                self._looks_s = math.inf
+                with self.working:
+                    wait_s = self._empty()
+        finally:
+            self._ended = True
 
     def _empty(self) -> float:
         """Write what is queued. Returns how long to wait before looking again, when something is left."""
@@ -332,7 +337,7 @@ class _Writer:
         made: list[Change] = []
 
         def claim() -> None:
-            begun[:] = [job for job in group if not job.finished and job.claim()]
+            begun[:] = [job for job in group if job.claim()]  # not one that is finished
 
         def work(tx: Tx) -> None:
             change = Change(tx, self._cipher())
