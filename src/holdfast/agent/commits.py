@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 PENDING_MAX = 128
 """Changes of a branch that may be on their way: more wait for the oldest."""
 
+PENDING_FEW = 8
+"""The same while so many changes of other branches wait that more of them would only take up memory."""
+
 TAKEN_MAX = 8
 """Records that wait for company and are taken along directly: what is prepared for each number of them is kept."""
 
@@ -268,7 +271,9 @@ class Commits:
                     last = self._now.pending[-1].job
                     if last is None or not last.handed:  # they are handed over in their order
                         self._hand_over()
-                if len(self._now.pending) < PENDING_MAX:
+                waiting = len(self._now.pending)
+                few = waiting < PENDING_FEW or not self._db.writers.crowded(self._now.firm.b)
+                if waiting < PENDING_MAX and few:
                     return
                 if first.job is not None:
                     first.job.join()

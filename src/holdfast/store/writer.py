@@ -32,6 +32,9 @@ GROUP_MAX = 256
 ENOUGH = 64
 """Changes that wait for no more company: half of what a branch may have on its way, so that nobody has to stop."""
 
+CROWD = 2 * GROUP_MAX
+"""Changes that wait: the next transaction is full, and while it is written another one gathers."""
+
 GATHER_S = 0.01
 """The longest that a change which nobody waits for waits for company: well above one flush."""
 
@@ -263,6 +266,10 @@ class _Writer:
     def idle(self) -> bool:
         return not self._queue and not self.working.locked()
 
+    @property
+    def crowded(self) -> bool:
+        return len(self._queue) >= CROWD
+
     def _loop(self) -> None:
         wait_s = -1.0
         try:
@@ -387,6 +394,10 @@ class Writers:
             raise StoreClosed("the store was closed", hint="Open it again with holdfast.open().")
         self._all[b % len(self._all)].hand(job)
         return job
+
+    def crowded(self, b: int) -> bool:
+        """Whether so many changes wait that one more is not written any sooner for being handed over now."""
+        return self._all[b % len(self._all)].crowded
 
     def hasten(self, job: Job[Any], patience_s: float | None, b: int) -> None:
         """Let a change that waits for company wait for at most so long from now on; None: not at all."""
