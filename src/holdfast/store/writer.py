@@ -169,7 +169,7 @@ class Job(Generic[T]):
         return self.result  # type: ignore[return-value]
 
 
-class _Bell:
+class Bell:
     """Rings for one who waits. Ringing is a single step, and many rings before a wait count as one."""
 
     def __init__(self) -> None:
@@ -192,8 +192,8 @@ class _Writer:
         self._cipher = cipher
         self._committed = committed
         self._queue: deque[Job[Any]] = deque()
-        self._bell = _Bell()
-        self._room = _Bell()
+        self._bell = Bell()
+        self._room = Bell()
         self._writing: list[Job[Any]] = []  # taken out of the queue, and not done
         self._queued_bytes = 0  # of both, about: counted anew when something is done
         self._looks_s = math.inf  # when the thread looks again by itself, for what nobody waits for
