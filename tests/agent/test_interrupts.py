@@ -18,6 +18,7 @@ from holdfast.agent.store import Store
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
+from holdfast.store.sqlite import Sqlite
 from tests import warm
 from tests.conftest import SOAK, unsaved
 from tests.limits import limits
@@ -302,7 +303,7 @@ def test_an_interrupt_while_opening(rounds, durability, new):
 
 def test_an_interrupt_before_the_writer_is_woken(store_path, monkeypatch):
     """What lies in its queue by then is written when somebody asks for it again."""
-    ring, left = writer._Bell.ring, [KeyboardInterrupt]
+    ring, left = writer.Bell.ring, [KeyboardInterrupt]
 
     def interrupted_once(bell):
         if left and threading.current_thread() is threading.main_thread():
@@ -311,7 +312,7 @@ def test_an_interrupt_before_the_writer_is_woken(store_path, monkeypatch):
 
     with holdfast.open(store_path) as store:
         agent = begun(store, "x")
-        monkeypatch.setattr(writer._Bell, "ring", interrupted_once)
+        monkeypatch.setattr(writer.Bell, "ring", interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             CALLS["bulk"](agent)
         assert not left
@@ -392,6 +393,49 @@ def test_an_interrupt_when_a_checkpoint_was_just_written(store_path):
         history = [one.label for one in agent.log()]
         assert [label for label in reversed(history) if "after" not in label] == ["begun", *map(str, range(1, at + 1))]
         assert store.verify().ok
+
+
+@unsaved
+def test_an_interrupt_while_the_log_is_found_to_be_short(store_path):
+    """At every place, those in Python's own modules included: nothing stays locked that the next commit waits for."""
+    store = Store.opened(store_path)
+    agent, engine, at = store.agent("a", when=None), store._db.engine, 1
+    agent.checkpoint("begun")
+
+    def strike(came):
+        def look(frame, event, _arg):
+            above = frame
+            while above is not None and above.f_code is not Sqlite._look_at_log.__code__:
+                above = above.f_back
+            if above is not None and event in ("call", "c_return"):
+                came.append(event)
+                if len(came) == at:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        agent.state["n"] = at
+        try:
+            sys.setprofile(look)
+            agent.checkpoint(f"{at}")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+
+    while True:
+        came = []
+        elsewhere(lambda: agent.checkpoint("between"))
+        engine.reclaim(log=True)
+        elsewhere(partial(strike, came))
+        if len(came) == at:
+            at += 1
+        elif came:  # otherwise the writer's thread was not through yet, and has made it
+            break
+    assert at > 4
+    elsewhere(store.close)
+    with holdfast.open(store_path) as again:
+        assert again.agent("a").state["n"] == at
+        assert again.verify().ok
 
 
 def test_a_capture_that_was_left_is_written_by_the_next_call(store_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import sys
+import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +39,15 @@ def database_gone(path) -> None:
 
 def log_gone(path) -> None:
     (path / "store.db-wal").unlink()
+
+
+def written_alone(path) -> bool:
+    """Whether this process has a file open that it only writes: no connection of SQLite's does that."""
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if fd.readlink() == path and fcntl.fcntl(int(fd.name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+                return True
+    return False
 
 
 @unsaved
@@ -99,6 +112,26 @@ def test_a_directory_that_comes_back(tmp_path):
         agent.checkpoint("two")
     with holdfast.open(path) as store:
         assert store.agent("x").state["n"] == 2
+        assert store.verify().ok
+
+
+def test_a_directory_that_is_moved_while_its_log_is_made_longer(tmp_path):
+    """What was acknowledged lies in the log: nothing is written over it."""
+    path = tmp_path / "store"
+    with holdfast.open(path) as store:
+        agent, engine = store.agent("x"), store._db.engine
+        engine.reclaim(log=True)
+        with engine._directing:  # as in the middle of a direct commit, for whose end the thread that does it waits
+            agent.state["n"] = 1
+            agent.checkpoint("one")
+            while not written_alone(path / "store.db-wal"):
+                time.sleep(0.001)
+            moved(path)
+        while written_alone(path.with_name("elsewhere") / "store.db-wal"):
+            time.sleep(0.001)
+        path.with_name("elsewhere").rename(path)
+    with holdfast.open(path) as store:
+        assert store.agent("x").state["n"] == 1
         assert store.verify().ok
 
 

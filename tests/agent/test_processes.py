@@ -522,7 +522,7 @@ def test_a_store_is_let_go_though_its_log_is_just_to_be_folded(store_path):
         store.agent("a", when=None).checkpoint("0")
         engine = store._db.engine
         assert engine.rest(time.monotonic() + 60)
-        engine._wanted.set()  # by a commit just before
+        engine._wanted.ring()  # by a commit just before
         letting = threading.Thread(target=engine.release, daemon=True)
         letting.start()
         letting.join(60)

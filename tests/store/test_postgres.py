@@ -523,7 +523,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_crashes(url, opened):
             except errors.Unavailable:  # Unsure among them
                 done = answered(lambda: view.find(new.id)) is not None  # noqa: B023 - asked at once
                 branch = answered(lambda: view.branch_at(branch.b)) if done else branch  # noqa: B023
-        answered(lambda: engine.acknowledge(branch.b, branch.generation, branch.head))  # noqa: B023
+        answered(lambda: engine.acknowledge({branch.b: (branch.generation, branch.head)}))  # noqa: B023
     for thread in crashes:
         thread.join()
     view = View(answered(lambda: opened(url)), PLAIN)
@@ -539,7 +539,7 @@ def test_a_server_that_has_gone_back_is_noticed_and_one_that_was_tidied_is_not(s
     server.execute(f'CREATE DATABASE "{name}_old" TEMPLATE "{name}"')
     engine, other = opened(url), opened(url)
     branch = commit(engine, branch)
-    engine.acknowledge(branch.b, branch.generation, branch.head)
+    engine.acknowledge({branch.b: (branch.generation, branch.head)})
     end_sessions(url)
     assert View(engine, PLAIN).branches() == [branch]
     assert raise_generation(other, branch.b, branch.generation)  # somebody else has it now, and removes things

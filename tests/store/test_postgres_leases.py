@@ -175,7 +175,7 @@ def test_a_lease_that_is_lost_because_the_store_went_back_is_told_as_that(url, o
     engine = opened(url)
     branch, leases = add_branch(engine), AdvisoryLeases(engine)
     lease = take(leases, engine, branch)
-    engine.acknowledge(branch.b, 1, 0)
+    engine.acknowledge({branch.b: (1, 0)})
     say(url, "UPDATE holdfast.branch SET generation = 0 RETURNING b")  # as an older dump has it
     lease.until_s = 0.0
     with pytest.raises(errors.StoreWentBack, match="has gone back"):

@@ -443,7 +443,7 @@ def test_nothing_is_put_behind_the_log_of_a_store_that_took_this_ones_place(stor
         engine = store._db.engine
         before = log.stat().st_size
         engine._log_bytes, engine._frames = 0, FOLD_FRAMES // 2
-        engine._wanted.set()
+        engine._wanted.ring()
         while not engine._log_bytes or engine._folding.locked():  # it looks, then it is done
             time.sleep(0.001)
         after = log.stat().st_size
@@ -464,7 +464,7 @@ def test_a_log_that_is_folded_during_a_commit_begins_anew(store_path):
         def commits():
             during.append(engine._frames)
             engine._frames = FOLD_FRAMES
-            engine._wanted.set()
+            engine._wanted.ring()
             end = time.monotonic() + 0.3  # so long somebody who does not wait for this commit has time
             while engine._frames >= FOLD_FRAMES and time.monotonic() < end:
                 time.sleep(0.001)
@@ -496,7 +496,7 @@ def test_a_signal_handler_that_saves_in_the_middle_of_a_commit_while_the_log_is_
     def handler(*_):
         inside.append(engine._directing.locked())
         engine._frames = FOLD_FRAMES
-        engine._wanted.set()
+        engine._wanted.ring()
         end = time.monotonic() + 0.3  # so long somebody who does not wait for this commit has time
         while time.monotonic() < end and fcntl.fcntl(engine._queue_fd, fcntl.F_OFD_GETLK, _ASK)[:2] == _FREE:
             time.sleep(0.001)

@@ -688,7 +688,7 @@ class Agent:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"the handle on agent {self.name!r} was closed", hint="Get a new one: store.agent(...).")
-        self._store._check_open()
+        self._db.check_usable()
 
     def _check_writer(self) -> BranchWriter:
         self._check_open()

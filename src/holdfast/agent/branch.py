@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import metadata, watchers
-from holdfast.agent.commits import Commits, fenced, mark_suspect
+from holdfast.agent.commits import Commits, busy, fenced, mark_suspect
 from holdfast.agent.history import chunks_of
 from holdfast.agent.layers import ANY, MOMENTARY, Layer, Looked
-from holdfast.agent.pending import Gathered, Now, Pending
+from holdfast.agent.pending import Gathered, Gathering, Now, Pending
 from holdfast.agent.points import Rest
 from holdfast.agent.schedule import TRIGGERS
 from holdfast.agent.when import When
@@ -74,17 +73,6 @@ class _Overtaken(Exception):
     """What was looked at is compared with something that is not told any more."""
 
 
-def _quietly(method: Callable[..., Pending]) -> Callable[..., Pending]:
-    """Let a method be called only while everything is quiet that the program has asked to be."""
-
-    @wraps(method)
-    def call(self: BranchWriter, *args: Any, **options: Any) -> Pending:
-        with self.quiet():
-            return method(self, *args, **options)
-
-    return call
-
-
 class BranchWriter(Commits):
     """The writer of one branch. Threads may share it."""
 
@@ -129,7 +117,8 @@ class BranchWriter(Commits):
     @property
     def position(self) -> Position:
         """The end of the line of records."""
-        return self._now.tip.records, self._now.tip.chain
+        tip = self._now.tip
+        return tip.records, tip.chain
 
     @property
     def opened(self) -> Mapping[bytes, Open] | None:
@@ -193,12 +182,14 @@ class BranchWriter(Commits):
 
     def checkpoint(self, document: Saved, label: str, **options: Any) -> Pending:
         """Make a checkpoint and write it. Durable when it returns, unless the store is batched."""
-        return self.finish(self.capture(document, label, **options))
+        with self.quiet():
+            made = self.capture(document, label, **options)
+        return self.finish(made)
 
     def capture(
         self, document: Saved, label: str, kind: str = "checkpoint", target: bytes = b"", **options: Any
     ) -> Pending:
-        """As _capture(), and whoever watches is told."""
+        """Fix the content of a checkpoint; ``finish`` writes it. Whoever watches is told. Inside of ``quiet``."""
         if not watchers.observed():
             return self._capture(document, label, kind, target, **options)
         branch = self._now.tip
@@ -212,7 +203,6 @@ class BranchWriter(Commits):
         made.watch = watch
         return made
 
-    @_quietly
     def _capture(
         self,
         document: Saved,
@@ -224,8 +214,9 @@ class BranchWriter(Commits):
         **options: Any,
     ) -> Pending:
         """As _fix(). ``looked`` is what look() has given before; what comes of that is not left lying about."""
-        self._check_writable("a checkpoint was asked for")
-        looked = self.look() if looked is None else looked
+        if looked is None and self.layers:
+            self._check_writable("a checkpoint was asked for")
+            looked = self.look()
         for _ in range(_LOOKS):
             if not looked:
                 return self._fix(document, label, kind, target, **options)
@@ -275,7 +266,9 @@ class BranchWriter(Commits):
         """
         began_s = began_s or time.monotonic()
         self._check_writable("a checkpoint was asked for")
-        with self.lock, self._undivided(document):
+        with self.lock, self._undivided:
+            if document.lock._is_owned() and not self._undivided.stilled:  # type: ignore[attr-defined]
+                raise busy()  # in the middle of a change
             self._settle()
             with document.lock:
                 if self.rest.atomic or (trigger in TRIGGERS and not self.rest.whole):
@@ -285,7 +278,7 @@ class BranchWriter(Commits):
                         hint="Save it after that. If another task or thread is in it, wait for that one.",
                     )
                 self._give(document, looked)
-                captured = document.capture(self.under_way)
+                captured = document.capture(self.under_way if self._now.pending else ())
                 self._unsealed += 1
                 self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
                 named = captured.nodes.copy()
@@ -294,7 +287,8 @@ class BranchWriter(Commits):
                     document.seal(captured)
                     self._unsealed = self._unsealed_bytes = 0
             now = self._now
-            tip, onto = now.tip, now.onto
+            last, onto = now.pending[-1] if now.pending else None, now.onto
+            tip = last.tip if last is not None else now.firm
             made = Pending(tip)
             time_us = now_us()
             described, about = self._description.now(mark)
@@ -307,7 +301,7 @@ class BranchWriter(Commits):
                 depth + 1,
                 captured.sections,
                 digest(b"operations", made.operations),
-                chained(tip.end, checked(first)),
+                chained(tip.end, checked(first)) if first else (tip.records, tip.chain),
                 described,
                 label,
                 time_us,
@@ -323,7 +317,9 @@ class BranchWriter(Commits):
                 made.sealed, made.sealing = True, captured.nodes
             if named or nodes:
                 made.nodes = {**named, **(nodes or {})}
-            before = next((one.manifest for one in reversed(now.pending) if one.manifest is not None), None)
+            before = last.manifest if last is not None else None
+            if before is None and last is not None:
+                before = next((one.manifest for one in reversed(now.pending) if one.manifest is not None), None)
             if described != (self._metadata if before is None else before.metadata):  # what the tip names is there
                 made.about = about
             if captured.chunks or chunks:
@@ -341,7 +337,7 @@ class BranchWriter(Commits):
             if lazy or self._store._batched:
                 made.lazy = not (made.chunks or made.looked)
             made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
-            made.opened = self.opened
+            made.opened = last.opened if last is not None else now.opened
             if first or note is not None:
                 made.first = self._followed(made, first, tip.records)
                 after = checked(note(made)) if note is not None else ()
@@ -421,7 +417,7 @@ class BranchWriter(Commits):
             before = (self._unsealed, self._unsealed_bytes, self._stall_us)
             made = self._capture(document, label, "checkpoint", b"", cost=Cost(trigger, 0, 0, 0), looked=looked)
             try:
-                with self._undivided():
+                with self._undivided:
                     work = self._make_job(made, firm).work
                     made.job, made.accepted = None, False
 
@@ -454,7 +450,7 @@ class BranchWriter(Commits):
         with self.lock:
             if self.settle() is not firm:
                 raise fenced(firm, self._now.firm)
-            with self._undivided():
+            with self._undivided:
                 work = self._make_job(made, firm).work
                 made.job, made.tried = None, made  # whatever comes out of the next lines, the store is asked
                 self._now = Now(firm, (made,), None, self._now.opened)
@@ -493,7 +489,7 @@ class BranchWriter(Commits):
         """
         records = records if callable(records) else checked(records)
         self._check_writable("something was to be recorded")  # before the lock, which after a fork nobody may hold
-        with self.lock, self._undivided():
+        with self.lock, self._undivided:
             self._settle()
             records = checked(records(self._now.tip.records)) if callable(records) else records
             if not records:
@@ -516,15 +512,14 @@ class BranchWriter(Commits):
         It is of about that size, far below what is too long, and what makes it must not fail.
         """
         self._check_writable("something was to be recorded")
-        with self.lock, self._undivided():
+        with self.lock, self._undivided:
             pending, guard = self._now.pending, self._guard() if self._guard is not None else None
             if pending and self._add(pending[-1], record, size_bytes, patience_s, guard):
                 return
             self._settle()
-            now, made = self._now, Pending(self._now.tip)
+            now, made = self._now, Gathering(self._now.tip, record, size_bytes)
             made.opened, made.guard = self.opened, guard
             made.lazy, made.patience_s = True, patience_s
-            made.gather(record, size_bytes)
             self._now = Now(now.firm, (*now.pending, made), now.onto, now.opened)
             self._write(made)
         self._written_or_raise(made)
@@ -534,7 +529,9 @@ class BranchWriter(Commits):
     ) -> bool:
         """Let a record go with those that wait; False where none do, or they must not have it."""
         job = last.job
-        if job is None or not job.handed or job.finished or not last.has_room() or last.guard != guard:
+        if not isinstance(last, Gathering) or job is None or not job.handed or job.finished:
+            return False
+        if not last.has_room() or last.guard != guard:
             return False
         check_poison(self._db.engine)
         if not last.add(record, size_bytes):
@@ -574,7 +571,7 @@ class BranchWriter(Commits):
         self._check_writable("a transaction was to be committed")
         with self.lock:
             firm = self.settle()
-            with self._undivided():
+            with self._undivided:
                 made = self._noted(checked(make(firm.records)), nodes, chunks)
                 made.alone = True
                 work = self._make_job(made, firm).work

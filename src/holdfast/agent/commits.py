@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 PENDING_MAX = 128
 """Changes of a branch that may be on their way: more wait for the oldest."""
 
+PENDING_FEW = 8
+"""The same while so many changes of other branches wait that more of them would only take up memory."""
+
 TAKEN_MAX = 8
 """Records that wait for company and are taken along directly: what is prepared for each number of them is kept."""
 
@@ -57,8 +61,7 @@ class Commits:
         self._now = Now(branch)
         self._metadata = b""  # that of the head
         self._unsealed = 0  # checkpoints since all nodes of the state were stored
-        self._inside: FrameType | None = None
-        self._stilled = False
+        self._undivided = _Undivided()
         self._failures = 0  # those that were looked at
         self._taking = False  # whether some may have been taken back
         self._astray = False  # whether the branch may have been moved by something that was cut short
@@ -70,7 +73,8 @@ class Commits:
 
     def _check_writable(self, what: str) -> None:
         self._db.check_usable()
-        self.await_copy()
+        if self.copy is not None:
+            self.await_copy()
         if copies.INSIDE:
             copies.check_outside(what)
 
@@ -118,14 +122,14 @@ class Commits:
         return pending
 
     def _finish(self, pending: Pending) -> None:
-        with self.lock, self._undivided():
+        with self.lock, self._undivided:
             self._write(pending)
         self._written_or_raise(pending)
         self._stall_us = pending.stall_us = max(1, round((time.monotonic() - pending.began_s) * 1e6))
 
     def _write(self, pending: Pending) -> None:
         """Write it, or have it written with all before it."""
-        if not pending.settled and self._now.pending[-1] is pending and not pending.lazy and pending.job is None:
+        if not pending.lazy and pending.job is None and not pending.settled and self._now.pending[-1] is pending:
             self._try_directly(pending)
         self._settle(hand=True, unless=pending)
         pending.accepted = pending.lazy and pending.error is None
@@ -141,12 +145,8 @@ class Commits:
 
         It is the last one. Records before it that wait for company, so that nobody waits for them, are taken along.
         """
-        if pending.tried or pending.chunks or pending.nodes or pending.sealing or pending.onto is not None:
+        if pending.tried or pending.onto is not None or pending.also is not None or pending.names:
             return
-        if pending.looked or pending.also is not None:
-            return
-        if pending.named or pending.chunks_named:
-            return  # whether they are there has to be looked up
         earlier = self._now.pending[:-1]
         if not earlier:
             self._directly(pending, ())
@@ -161,7 +161,7 @@ class Commits:
         for one in self._now.pending:  # the first one first: it is the one that is asked about
             one.tried = pending
         try:
-            found = self._db.directly(self._work(pending, self._now.firm, objects, earlier))
+            found = self._db.directly(partial(_make, pending, self._now.firm, objects, earlier))
         except StorePoisoned:
             raise  # what the disk has of it is unknown
         except Unsure:
@@ -198,53 +198,19 @@ class Commits:
                 raise StoreClosed("the checkpoint was not written", hint="The store was closed meanwhile.")
             with suppress(HoldfastError):  # seen to below, where those that stand on it are, too
                 job.wait()
-            with self.lock, self._undivided():
+            with self.lock, self._undivided:
                 self._settle(hand=True, unless=pending)
 
     # -- handing over, and what became of it ----------------------------------------------------------------
-
-    def _work(
-        self, pending: Pending, before: Branch | Pending, objects: Objects, earlier: Sequence[NewRecord] = ()
-    ) -> Callable[[Change], Branch]:
-        """The change that writes it. ``before``: what it stands on, which may be on its way itself.
-
-        ``earlier`` are records between the two that are written with it.
-        """
-
-        def work(change: Change) -> Branch:
-            old = before
-            if isinstance(old, Pending):
-                if old.job is None or old.job.error is not None or old.job.result is None:
-                    raise _Unfounded("what it stands on was not written")
-                old = old.job.result
-            change.put_objects(objects)
-            if pending.also is not None:
-                pending.also(change, pending.id)
-            if pending.guard is not None:
-                change.guard(*pending.guard)
-            for said in pending.said:
-                change.say(old.a, said)
-            if pending.captured is None:
-                moved = old.at_end(change.put_records(old.b, old.end, [*earlier, *pending.records]))
-                return change.move(old, moved)
-            first = [*earlier, *pending.first]
-            new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed, first)
-            moved = change.commit(old, new, pending.records, pending.onto)
-            if pending.suspect:
-                mark_suspect(change, moved, pending.id, pending.suspect)
-            return moved
-
-        return work
 
     def _make_job(self, pending: Pending, before: Branch | Pending, *, relying: bool = False) -> Job[Branch]:
         """Bring what can be brought beforehand to disk, and prepare the rest, so that nobody waits for it.
 
         ``relying``: on what is there, since whoever asks sees to it that it is made anew should some of that go.
         """
-        if pending.captured is None and not pending.nodes and not pending.chunks:  # records that name nothing
-            pending.job = job = Job(
-                self._work(pending, before, NOTHING), lazy=pending.lazy, patience_s=pending.patience_s
-            )
+        if not (pending.about or pending.names):
+            size, work = len(pending.raw) + len(pending.operations), partial(_make, pending, before, NOTHING, ())
+            pending.job = job = Job(work, lazy=pending.lazy, patience_s=pending.patience_s, size_bytes=size)
             return job
         pack = pending.packed
         there = self._db.view.has_chunks(pending.chunks) if pending.chunks and not pending.alone else set()
@@ -266,7 +232,7 @@ class Commits:
         packs = [*([pack] if pack is not None else ()), *(one for looked in pending.looked for one in looked.packs)]
         objects = Objects(packed, packs, frozenset(needs - packed.keys()), frozenset(pending.chunks_named | there))
         size = len(pending.raw) + len(pending.operations) + sum(map(len, packed.values()))
-        pending.job = job = Job(self._work(pending, before, objects), lazy=pending.lazy, size_bytes=size)
+        pending.job = job = Job(partial(_make, pending, before, objects, ()), lazy=pending.lazy, size_bytes=size)
         return job
 
     def founding(self, pending: Pending, found: Callable[[Change], Branch]) -> Callable[[Change], Branch]:
@@ -302,12 +268,15 @@ class Commits:
                 self._ask(first)
                 continue
             if first.job is None or not first.job.finished:
-                self._tell(self._drop_failed(), unless)
+                if Job.failures != self._failures:
+                    self._tell(self._drop_failed(), unless)
                 if hand or first.job is not None or len(self._now.pending) >= PENDING_MAX:
                     last = self._now.pending[-1].job
                     if last is None or not last.handed:  # they are handed over in their order
                         self._hand_over()
-                if len(self._now.pending) < PENDING_MAX:
+                waiting = len(self._now.pending)
+                few = waiting < PENDING_FEW or not self._db.writers.crowded(self._now.firm.b)
+                if waiting < PENDING_MAX and few:
                     return
                 if first.job is not None:
                     first.job.join()
@@ -353,8 +322,7 @@ class Commits:
 
     def _drop_failed(self) -> tuple[Pending, ...]:
         """One that fails, while others before it are tried again because nobody waits for them, is not written."""
-        if (failures := Job.failures) == self._failures:
-            return ()
+        failures = Job.failures
         for at, one in enumerate(self._now.pending):
             if one.job is None or not one.job.finished:
                 continue
@@ -397,7 +365,7 @@ class Commits:
         self._now = Now(branch, rest, now.onto, pending.opened)
         pending.tried = None  # not before; with itself it would be a cycle, and all that it holds memory for long
         if pending.captured is not None:
-            self._store._made(branch, sealed=pending.sealed)
+            self._store._tending.made(branch, sealed=pending.sealed)
 
     def _ask(self, pending: Pending) -> None:
         """Nobody knows whether it was written, with those that were tried with it: see whether it is there.
@@ -508,7 +476,7 @@ class Commits:
         self._db.check_usable()
         self.await_copy()
         while True:
-            with self.lock, self._undivided():
+            with self.lock, self._undivided:
                 try:
                     if self._now.pending and (last := self._now.pending[-1]).job is None and not last.lazy:
                         self._try_directly(last)
@@ -530,46 +498,77 @@ class Commits:
         with self.lock:
             while True:
                 self.settle()
-                with document.lock, self._undivided():
+                with document.lock, self._undivided:
                     if self._now.pending:
                         continue  # a capture slipped in between the two locks
-                    outer = self._stilled
+                    outer = self._undivided.stilled
                     try:
-                        self._stilled = True
+                        self._undivided.stilled = True
                         yield self._now.firm
                     finally:
-                        self._stilled = outer
+                        self._undivided.stilled = outer
                     return
-
-    def _undivided(self, document: Saved | None = None) -> _Undivided:
-        return _Undivided(self, document)
 
 
 class _Undivided:
     """A signal handler may come in between, and ask for a checkpoint itself: not in the middle of another one.
 
-    Nor in the middle of a change, which has the state's lock. Whether this thread is in the middle of one is told by
-    its stack, which no interrupt can leave wrong.
+    Whether this thread is in the middle of one is told by its stack, which no interrupt can leave wrong. Whoever enters
+    has the writer's lock.
     """
 
-    __slots__ = ("_document", "_outer", "_writer")
+    __slots__ = ("_inside", "stilled")
 
-    def __init__(self, writer: Commits, document: Saved | None) -> None:
-        self._writer, self._document = writer, document
+    def __init__(self) -> None:
+        self._inside: FrameType | None = None
+        self.stilled = False  # history is being moved, and whoever does that saves what it needs
 
     def __enter__(self) -> None:
-        writer, document = self._writer, self._document
-        inside = writer._inside
-        changing = document is not None and document.lock._is_owned()  # type: ignore[attr-defined]
-        if not writer._stilled and (changing or (inside is not None and _on_stack(inside))):
-            raise StoreBusy(
-                "checkpoint() was called while the state was being changed or saved, by a signal handler for example",
-                hint="Let the handler set a flag, and take the checkpoint between two steps.",
-            )
-        self._outer, writer._inside = inside, sys._getframe(1)
+        inside = self._inside
+        if inside is not None and not self.stilled and _on_stack(inside):
+            raise busy()
+        self._inside = sys._getframe(1)
 
     def __exit__(self, *_: object) -> None:
-        self._writer._inside = self._outer
+        self._inside = None  # also of one inside a still one, where nobody is refused
+
+
+def busy() -> StoreBusy:
+    return StoreBusy(
+        "checkpoint() was called while the state was being changed or saved, by a signal handler for example",
+        hint="Let the handler set a flag, and take the checkpoint between two steps.",
+    )
+
+
+def _make(
+    pending: Pending, before: Branch | Pending, objects: Objects, earlier: Sequence[NewRecord], change: Change
+) -> Branch:
+    """Write what is pending. ``before``: what it stands on, which may be on its way itself.
+
+    ``earlier`` are records between the two that are written with it.
+    """
+    old = before
+    if isinstance(old, Pending):
+        if old.job is None or old.job.error is not None or old.job.result is None:
+            raise _Unfounded("what it stands on was not written")
+        old = old.job.result
+    if objects is not NOTHING:
+        change.put_objects(objects)
+    if pending.also is not None:
+        pending.also(change, pending.id)
+    if pending.guard is not None:
+        change.guard(*pending.guard)
+    for said in pending.said:
+        change.say(old.a, said)
+    if pending.captured is None:
+        moved = old.at_end(change.put_records(old.b, old.end, [*earlier, *pending.records]))
+        return change.move(old, moved)
+    first = [*earlier, *pending.first]
+    new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed, first)
+    moved = change.commit(old, new, pending.records, pending.onto)
+    if pending.suspect:
+        mark_suspect(change, moved, pending.id, pending.suspect)
+    return moved
 
 
 def mark_suspect(change: Change, branch: Branch, id: bytes, reason: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from holdfast.codec.blocks import DICT, leaf_items, roots_in
 from holdfast.codec.diff import values_of
@@ -62,16 +63,16 @@ def chunks_in(data: bytes) -> set[bytes]:
 def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
     """The chunks that operations do name: looked for in the bytes first, and then known by reading the value."""
     found: set[bytes] = set()
-
-    def note(code: int, payload: bytes) -> None:
-        if code in {BULK, CONTENT}:
-            found.update(decode(payload)[2])
-
     for operation in operations:
         for data in values_of(operation.code, operation.args):
             if _ARRAY in data and _CHUNKS.search(data):
-                decode(data, _NO_TYPES, inert=True, big=note)
+                decode(data, _NO_TYPES, inert=True, big=partial(_note_chunks, found))
     return found
+
+
+def _note_chunks(found: set[bytes], code: int, payload: bytes) -> None:
+    if code in {BULK, CONTENT}:
+        found.update(decode(payload)[2])
 
 
 def _chunk_names(data: bytes, at: int) -> set[bytes]:

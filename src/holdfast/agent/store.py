@@ -869,10 +869,6 @@ class Store:
             else:
                 self._registry.register_module(item)
 
-    def _made(self, branch: Branch, *, sealed: bool) -> None:
-        """A checkpoint was written: what follows from that is done in the background."""
-        self._tending.made(branch, sealed=sealed)
-
     def _load(self, point: Point) -> Document:
         return history.load(self._db.now, point, self._registry, inert=self._inert)
 

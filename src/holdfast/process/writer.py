@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -216,7 +216,6 @@ def _write(document: Document, writer: BranchWriter, label: str, outer: int, hel
 
 def _fixed(document: Document, writer: BranchWriter, label: str, held: dict[int, Any]) -> bytes:
     database = writer._db
-    writer.quiet = nullcontext  # it is quiet
     made = writer._capture(document, label, "checkpoint", b"")
     there: set[bytes] = set(database.view.has_chunks(made.chunks)) if made.chunks else set()
     pack = None

@@ -271,7 +271,7 @@ class Agent(Environment, SafePoints, below.Agent):
         return contextvars.copy_context()
 
     def _lane(self) -> Lane | None:
-        lane = here()
+        lane = here() if HERE.get() is not None else None
         return lane if lane is not None and lane.scope.agent is self._host else None
 
     # -- what happened outside ------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Agent(Environment, SafePoints, below.Agent):
             return made
         self._check_writer()
         self._host.check_free()
-        return super().checkpoint(label)
+        return self._captured(label)()
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
         """As checkpoint(). The event loop never waits for the disk.
@@ -672,7 +672,8 @@ class Agent(Environment, SafePoints, below.Agent):
 
     def _check_writer(self) -> BranchWriter:
         writer = super()._check_writer()
-        if (host := self._made_host()) is not None and host.base is not None:
+        host: AgentHost | None = self.__dict__.get("_host")
+        if host is not None and host.base is not None:
             host.align(writer)
         return writer
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent.branch import BranchWriter, checked
@@ -290,13 +290,7 @@ class AgentHost:
         writer: BranchWriter | None = self.handle._check_writer()  # an execution that keeps nothing has none
         return writer.quiet() if writer is not None else nullcontext()
 
-    def capture(self, label: str, *args: Any, **options: Any) -> Callable[[], Checkpoint]:
-        """As _captured(). What is paused may change the state, so it is before anybody judges that."""
-        options["began_s"] = options.get("began_s") or time.monotonic()
-        with self.quiet():
-            return self._captured(label, *args, **options)
-
-    def _captured(
+    def capture(
         self,
         label: str,
         note: Callable[[Checkpoint], Sequence[rec.Record]] | None = None,
@@ -318,43 +312,49 @@ class AgentHost:
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
-        self.ready(look=kind == "checkpoint" and not self.sparing)
-        judged: Judged | None = None
-
-        def noted(pending: Pending) -> Sequence[NewRecord]:
-            captured = list(pending.manifest.state) if pending.manifest is not None else []
-            if judged is not None and judged.sections != captured:
-                raise _Changed  # nothing is written then
-            made = Checkpoint(self.handle._store, self.handle._row, pending.raw, pending.manifest)
-            return entries(*note(made)) if note is not None else ()
-
-        for _ in range(_LOOKS):
-            judged = self.judge(sparing=self.sparing or kind != "checkpoint") if self.judge is not None else None
-            try:
-                pending = writer.capture(
-                    document,
-                    label,
-                    kind,
-                    target,
-                    first=entries(*first),
-                    note=noted if note is not None or judged is not None else None,
-                    nodes=stowed.nodes if stowed is not None else {},
-                    chunks=stowed.chunks if stowed is not None else {},
-                    trigger=trigger,
-                    lazy=lazy,
-                    suspect=judged.suspect if judged is not None else "",
-                    began_s=began_s,
-                    looked=looked,
-                    also=also,
-                )
-            except _Changed:
-                looked = None if looked else looked  # what it brought is let go of with what was not written
-                continue
-            return lambda: self.handle._remember(writer.finish(pending))
+        began_s = began_s or time.monotonic()
+        with writer.quiet():  # what is paused may change the state, so it is before anybody judges that
+            self.ready(look=kind == "checkpoint" and not self.sparing)
+            for _ in range(_LOOKS):
+                judged = self.judge(sparing=self.sparing or kind != "checkpoint") if self.judge is not None else None
+                try:
+                    pending = writer.capture(
+                        document,
+                        label,
+                        kind,
+                        target,
+                        first=entries(*first) if first else (),
+                        note=partial(self._noted, note, judged) if note is not None or judged is not None else None,
+                        nodes=stowed.nodes if stowed is not None else None,
+                        chunks=stowed.chunks if stowed is not None else None,
+                        trigger=trigger,
+                        lazy=lazy,
+                        suspect=judged.suspect if judged is not None else "",
+                        began_s=began_s,
+                        looked=looked,
+                        also=also,
+                    )
+                except _Changed:
+                    looked = None if looked else looked  # what it brought is let go of with what was not written
+                    continue
+                return lambda: self.handle._remember(writer.finish(pending))
         raise StoreBusy(
             f"the state of {self.name} changed while its invariants were checked, each time; nothing was saved",
             hint="Change it inside `with agent.atomic():` where several threads do, and never in an invariant.",
         )
+
+    def _noted(
+        self,
+        note: Callable[[Checkpoint], Sequence[rec.Record]] | None,
+        judged: Judged | None,
+        pending: Pending,
+    ) -> Sequence[NewRecord]:
+        """The records that go with a checkpoint, if its state is the one that was judged."""
+        captured = list(pending.manifest.state) if pending.manifest is not None else []
+        if judged is not None and judged.sections != captured:
+            raise _Changed  # nothing is written then
+        made = Checkpoint(self.handle._store, self.handle._row, pending.raw, pending.manifest)
+        return entries(*note(made)) if note is not None else ()
 
     def ready(self, *, look: bool = True) -> None:
         """Before a capture: whatever goes with the state is told, and whoever watches may ``look``."""

@@ -84,7 +84,7 @@ class Line:
     def count(self) -> int:
         """How many records there are, those on their way to disk included."""
         if self._writer is not None:
-            return self._writer.position[0]
+            return self._writer.branch.records
         self.flush()
         return self._db.view.branch_at(self._b).records
 

@@ -255,6 +255,7 @@ _MOVE = (
     " id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, at = ?, sum = ?"
     " WHERE b = ?"
 )
+_NEW_LOOSE = TABLES["loose"].insert
 _GUARD = "UPDATE branch SET generation = CASE WHEN generation = ? THEN generation END WHERE b = ?"
 
 
@@ -341,8 +342,8 @@ class Change(View):
 
         If generation, head or line differ the transaction is refused.
         """
-        if (new.head, new.line) != (old.head, old.line):
-            new = Branch(*new[:-1], max(old.at, now_us()))
+        if new.head != old.head or new.line != old.line:
+            new = new.dated(max(old.at, now_us()))
         row = self.cipher.stored("branch", *branch_columns(new))
         self.tx.do(_MOVE, (row[4], old.generation, old.head, old.line, *row[5:], new.b))
         self.moved[new.b] = new.generation, new.head
@@ -415,7 +416,8 @@ class Change(View):
         n = self._number(*CHECKPOINTS)
         self.mark = mark_of(new.id)
         data = pack_payload(new.manifest, new.operations)
-        self.put("loose", n, self.mark, new.key, parent, line, b, epoch, int(new.sealed), data)
+        row = self.cipher.stored("loose", n, self.mark, new.key, parent, line, b, epoch, int(new.sealed), data)
+        self.tx.do(_NEW_LOOSE, row)
         return n
 
     def put_records(self, b: int, end: End, records: Iterable[NewRecord]) -> End:
@@ -462,11 +464,11 @@ class Change(View):
             if onto.point is not None:
                 self.hold(onto.point.n)
                 head, depth = onto.point.n, onto.point.manifest.depth
-        end = self.put_records(old.b, old.end, new.first) if new.first else old.end
-        n = self.put_checkpoint(new, head, end.line, old.b, epoch)
+        end = self.put_records(old.b, old.end, new.first) if new.first else None
+        n = self.put_checkpoint(new, head, end.line if end is not None else old.line, old.b, epoch)
         moved = old.standing(n, new.id, depth + 1, epoch)
-        if new.first or records:
-            moved = moved.at_end(self.put_records(old.b, end, records))
+        if end is not None or records:
+            moved = moved.at_end(self.put_records(old.b, end or old.end, records))
         moved = self.move(old, moved)
         if onto is not None:
             self.say(old.a, moved_body(old, moved, onto.point.id if onto.point is not None else b""))

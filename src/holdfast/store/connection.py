@@ -21,6 +21,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import lru_cache
+from operator import call
 from typing import Any, TypeVar
 
 import psycopg
@@ -183,6 +185,13 @@ _ENCODERS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
 }
 
 
+@lru_cache(PREPARED)
+def _forms(kinds: tuple[type, ...]) -> tuple[list[int], list[Callable[[Any], bytes]], list[pq.Format]]:
+    """How arguments of these types are sent."""
+    known = [_ENCODERS[kind] for kind in kinds]
+    return [number for number, _ in known], [encode for _, encode in known], [pq.Format.BINARY] * len(known)
+
+
 class Link:
     """A connection. It is ``clean`` when all that was sent has been answered to the end."""
 
@@ -199,8 +208,8 @@ class Link:
         self._either.register(self._socket, select.POLLIN | select.POLLOUT)
         self._due: deque[list[Row] | None] = deque()  # the answers that will come; None: the end of a round
         self._queued = 0
-        self._prepared: dict[tuple[str, tuple[int, ...]], bytes] = {}
-        self._preparing: list[tuple[str, tuple[int, ...]]] = []
+        self._prepared: dict[tuple[str, tuple[type, ...]], bytes] = {}
+        self._preparing: list[tuple[str, tuple[type, ...]]] = []
         series = secrets.token_hex(8)  # behind a pooler, a statement of somebody else's must not answer to our name
         self._names = (f"{series}-{number}".encode() for number in itertools.count())
         self.version = self._pg.server_version
@@ -210,11 +219,9 @@ class Link:
     def send(self, sql: str, args: Args = (), *, wanted: bool = False) -> list[Row]:
         """Queue a statement. Its rows, if they are wanted, are in the list after ``receive``."""
         self.clean = False
-        known = [_ENCODERS[type(value)] for value in args]
-        types = tuple([number for number, _ in known])
-        values = [encode(value) for (_, encode), value in zip(known, args, strict=True)]
-        formats = [pq.Format.BINARY] * len(values)
-        key = (sql, types)
+        key = sql, tuple(map(type, args))
+        types, encoders, formats = _forms(key[1])
+        values = list(map(call, encoders, args))
         try:
             name = self._prepared.get(key)
             if name is None and len(self._prepared) < PREPARED and " IN ($" not in sql:

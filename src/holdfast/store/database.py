@@ -225,7 +225,8 @@ class Database:
         if not job.handed:
             if copies.INSIDE:
                 copies.check_outside(_CHANGED)
-            check_poison(self.engine)
+            if self.engine.poison is not None:
+                check_poison(self.engine)
         return self.writers.hand(job, b)
 
     def directly(self, work: Work[T]) -> tuple[T] | None:
@@ -270,8 +271,7 @@ class Database:
 
     def _committed(self, change: Change) -> None:
         """After the flush, before anybody is told."""
-        for b, (generation, head) in change.moved.items():
-            self.engine.acknowledge(b, generation, head)
+        self.engine.acknowledge(change.moved)
         newest = change.newest
         self._numbers.update(newest)
         if self.witness is not None and newest:

@@ -120,8 +120,11 @@ class Engine(Protocol):
         What comes out of it other than a result says nothing: ask the store.
         """
 
-    def acknowledge(self, b: int, generation: int, head: int) -> None:
-        """Somebody is being told that a branch stands there: a store that knows less, later, has gone back."""
+    def acknowledge(self, moved: Mapping[int, tuple[int, int]]) -> None:
+        """Somebody is being told that branches stand there: a store that knows less, later, has gone back.
+
+        Of each its generation and its head.
+        """
 
     def sweeping(self) -> AbstractContextManager[bool]:
         """True: nobody seals or has a moment open meanwhile, so that objects which nothing names may go."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import zstandard
@@ -120,7 +120,7 @@ class Manifest(NamedTuple):
 
     def encode(self) -> bytes:
         parent, depth, layers, operations, effects, *rest, cost = self
-        flat = [[name, [part for pair in sections for part in pair]] for name, sections in layers]
+        flat = [[name, list(chain.from_iterable(sections))] for name, sections in layers]
         parts = [VERSION, parent, depth, flat, operations, list(effects), *rest]
         if cost is not None:
             parts.append(list(cost))

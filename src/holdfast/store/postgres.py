@@ -265,13 +265,15 @@ class Postgres:
         if standby and not self._readonly:
             raise StoreReadOnly(f"the server at {self.place} is a standby, which cannot be written")
 
-    def acknowledge(self, b: int, generation: int, head: int) -> None:
-        """Somebody was told that a branch has moved: any server that is reached from now on must know it."""
+    def acknowledge(self, moved: Mapping[int, tuple[int, int]]) -> None:
+        """Somebody was told that branches have moved: any server that is reached from now on must know it."""
         with self._mutex:
-            self._acknowledged.pop(b, None)
-            self._acknowledged[b] = (generation, head)
-            if len(self._acknowledged) > KEPT_ACKNOWLEDGED:
-                del self._acknowledged[next(iter(self._acknowledged))]
+            known = self._acknowledged
+            for b, stands in moved.items():
+                known.pop(b, None)
+                known[b] = stands
+            while len(known) > KEPT_ACKNOWLEDGED:
+                del known[next(iter(known))]
 
     def compare(self, link: Link) -> None:
         """Raise unless the server knows all that it has acknowledged to this process."""

@@ -197,10 +197,14 @@ class Branch(NamedTuple):
     def standing(self, head: int, id: bytes, depth: int, epoch: int) -> Branch:
         """The branch as it is with another checkpoint at its head."""
         b, a, name, uuid, body, _, _, _, _, line, back, records, chain, generation, at = self
-        return Branch(b, a, name, uuid, body, head, id, depth, epoch, line, back, records, chain, generation, at)
+        row = (b, a, name, uuid, body, head, id, depth, epoch, line, back, records, chain, generation, at)
+        return tuple.__new__(Branch, row)  # at every checkpoint: its own constructor would take four times as long
 
     def at_end(self, end: End) -> Branch:
         return Branch(*self[:9], *end, self.generation, self.at)
+
+    def dated(self, at: int) -> Branch:
+        return tuple.__new__(Branch, (*self[:-1], at))
 
 
 class Tag(NamedTuple):

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import FileIO
@@ -42,6 +42,7 @@ from holdfast.store.cipher import HINT
 from holdfast.store.engine import Args, Refused, Row, Shared, Tx, check_poison
 from holdfast.store.files import Layout, birth_ns, close_quietly, unavailable
 from holdfast.store.tables import HANDLES, NUMBER_MAX, Dialect, check_version, columns_of
+from holdfast.store.writer import Bell
 
 ENGINE_WAIT_MS = 5_000
 """SQLite's own patience. Writers queue elsewhere, so it only bridges moments like the recovery of a log."""
@@ -285,7 +286,7 @@ class Sqlite:
         self._frames = 0
         self._log_bytes = layout.log_bytes()
         self._writer.set_wal_hook(self._committed)
-        self._wanted = threading.Event()
+        self._wanted = Bell()  # an interrupt in the middle of an event's would leave it locked, and COMMIT waits for it
         self._stop = False
         fold = (self._connect(readonly=False), folding)
         self._folder = threading.Thread(target=self._fold_when_wanted, args=fold, name="holdfast-fold", daemon=True)
@@ -387,7 +388,7 @@ class Sqlite:
     def clock(self) -> int:
         return time.time_ns() // 1000
 
-    def acknowledge(self, b: int, generation: int, head: int) -> None:
+    def acknowledge(self, moved: Mapping[int, tuple[int, int]]) -> None:
         """The witness says as much."""
 
     def handles(self) -> None:
@@ -498,7 +499,7 @@ class Sqlite:
     def _look_at_log(self) -> None:
         """Whether it is time to fold the log, or to make it longer before that is needed."""
         if self._frames >= FOLD_FRAMES or self._is_short():
-            self._wanted.set()
+            self._wanted.ring()
 
     def _is_short(self) -> bool:
         used = self._frames * FRAME_BYTES
@@ -508,7 +509,6 @@ class Sqlite:
         """In a thread of its own, off the path of commits."""
         while True:
             self._wanted.wait()
-            self._wanted.clear()
             while not self._folding.acquire(timeout=0.05):  # who rests has it, and may be about to stop this thread
                 if self._stop:
                     return
@@ -557,7 +557,7 @@ class Sqlite:
                 with self._between():  # a direct commit would take our own lock for that of somebody else
                     connection.execute("BEGIN IMMEDIATE")
                     try:
-                        size = self.layout.log_bytes()
+                        size = os.fstat(fd).st_size  # not that of the path: the directory may have been moved by now
                         size += os.pwrite(fd, zeros, size)
                     finally:
                         connection.execute("ROLLBACK")
@@ -570,7 +570,7 @@ class Sqlite:
     def _between(self) -> Iterator[None]:
         """Inside, no direct commit of this process is half done. Raises where one does not end: tried again later."""
         if not self._directing.acquire(timeout=BETWEEN_S):
-            self._wanted.set()
+            self._wanted.ring()
             raise StoreBusy("a direct commit is half done")
         try:
             yield
@@ -662,7 +662,7 @@ class Sqlite:
             raise StoreBusy(f"{self.place} is being read as it was at one moment", hint="Try again when that is done.")
         if not self._readonly:
             self._stop = True
-            self._wanted.set()
+            self._wanted.ring()
             self._folder.join()
         self._let_go()
         self._connections.clear()
@@ -690,7 +690,7 @@ class Sqlite:
             return
         if not self._readonly:
             self._stop = True
-            self._wanted.set()
+            self._wanted.ring()
             self._folder.join()
             if self.poison is None and self._queue_fd in self._locks:
                 self._empty_log()

@@ -32,6 +32,9 @@ GROUP_MAX = 256
 ENOUGH = 64
 """Changes that wait for no more company: half of what a branch may have on its way, so that nobody has to stop."""
 
+CROWD = 2 * GROUP_MAX
+"""Changes that wait: the next transaction is full, and while it is written another one gathers."""
+
 GATHER_S = 0.01
 """The longest that a change which nobody waits for waits for company: well above one flush."""
 
@@ -115,7 +118,7 @@ class Job(Generic[T]):
 
     @property
     def finished(self) -> bool:
-        return self._over or self.error is not None
+        return self._over or isinstance(self._taken.get("by"), BaseException)
 
     @property
     def error(self) -> BaseException | None:
@@ -133,8 +136,10 @@ class Job(Generic[T]):
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # it was finished twice: who did it first was cut short, or is not through yet
+        try:  # of each job: ``suppress`` would be three calls
             self._done.release()
+        except RuntimeError:  # it was finished twice: who did it first was cut short, or is not through yet
+            return
 
     def join(self, wait_s: float = math.inf) -> bool:
         """Wait until it is finished; False when that takes longer."""
@@ -164,7 +169,7 @@ class Job(Generic[T]):
         return self.result  # type: ignore[return-value]
 
 
-class _Bell:
+class Bell:
     """Rings for one who waits. Ringing is a single step, and many rings before a wait count as one."""
 
     def __init__(self) -> None:
@@ -187,14 +192,15 @@ class _Writer:
         self._cipher = cipher
         self._committed = committed
         self._queue: deque[Job[Any]] = deque()
-        self._bell = _Bell()
-        self._room = _Bell()
+        self._bell = Bell()
+        self._room = Bell()
         self._writing: list[Job[Any]] = []  # taken out of the queue, and not done
         self._queued_bytes = 0  # of both, about: counted anew when something is done
         self._looks_s = math.inf  # when the thread looks again by itself, for what nobody waits for
         self._pause_s = GATHER_S  # how long the newest of that waits
         self._lingers_until_s = 0.0
         self._stop = False
+        self._ended = False
         self.working = threading.Lock()  # while something is being written
         self._thread = threading.Thread(target=self._loop, name=f"holdfast-writer-{number}", daemon=True)
         self._thread.start()
@@ -202,8 +208,9 @@ class _Writer:
     def hand(self, job: Job[Any]) -> None:
         if job.handed:
             return
-        deadline = time.monotonic() + BUSY_WAIT_S
+        deadline = 0.0
         while job.size_bytes and self._queued_bytes > QUEUE_BYTES and self._bytes() > QUEUE_BYTES:
+            deadline = deadline or time.monotonic() + BUSY_WAIT_S
             if not self._room.wait(0.05) and time.monotonic() > deadline:
                 raise StoreBusy(
                     f"{self._bytes():,} bytes are waiting to be written already; this change was not accepted",
@@ -219,7 +226,7 @@ class _Writer:
         self._queue.append(job)  # twice, if an interrupt comes now: it is claimed once all the same
         if not job.lazy or job.due_s < self._looks_s or len(self._queue) >= ENOUGH:
             self._bell.ring()
-        if self._stop or not self._thread.is_alive():  # closing was cut short, or the interpreter is ending
+        if self._stop or self._ended:  # closing was cut short, or the thread was
             self._thread.join(BUSY_WAIT_S)
             with self.working:
                 self._empty()
@@ -259,15 +266,20 @@ class _Writer:
     def idle(self) -> bool:
         return not self._queue and not self.working.locked()
 
+    @property
+    def crowded(self) -> bool:
+        return len(self._queue) >= CROWD
+
     def _loop(self) -> None:
         wait_s = -1.0
-        while True:
-            self._bell.wait(wait_s)
-            self._looks_s = math.inf
-            with self.working:
-                wait_s = self._empty()
-            if self._stop and not self._queue:
-                return
+        try:
+            while not self._stop or self._queue:
+                self._bell.wait(wait_s)
+                self._looks_s = math.inf
+                with self.working:
+                    wait_s = self._empty()
+        finally:
+            self._ended = True
 
     def _empty(self) -> float:
         """Write what is queued. Returns how long to wait before looking again, when something is left."""
@@ -332,7 +344,7 @@ class _Writer:
         made: list[Change] = []
 
         def claim() -> None:
-            begun[:] = [job for job in group if not job.finished and job.claim()]
+            begun[:] = [job for job in group if job.claim()]  # not one that is finished
 
         def work(tx: Tx) -> None:
             change = Change(tx, self._cipher())
@@ -382,6 +394,10 @@ class Writers:
             raise StoreClosed("the store was closed", hint="Open it again with holdfast.open().")
         self._all[b % len(self._all)].hand(job)
         return job
+
+    def crowded(self, b: int) -> bool:
+        """Whether so many changes wait that one more is not written any sooner for being handed over now."""
+        return self._all[b % len(self._all)].crowded
 
     def hasten(self, job: Job[Any], patience_s: float | None, b: int) -> None:
         """Let a change that waits for company wait for at most so long from now on; None: not at all."""
