@@ -28,9 +28,10 @@ from holdfast.codec.atoms import Bytes as OwnBytes
 from holdfast.codec.containers import LIVE
 from holdfast.codec.document import Document
 from holdfast.codec.state import State
-from holdfast.codec.tracked import FLAT, GONE, RAW, Node
+from holdfast.codec.tracked import GONE, RAW, Node
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
+from holdfast.codec.wire import SCALARS
 from holdfast.errors import DetachedChange, HoldfastError, StoreBusy
 from tests.codec.memory import Memory, Revision
 from tests.limits import limits
@@ -68,7 +69,7 @@ class Model(pydantic.BaseModel):
 for _cls in (Note, Point, Slotted, Model):
     TYPES.register(_cls)
 DICTS, LISTS, SETS = ({plain, *(kind for kind in LIVE if issubclass(kind, plain))} for plain in (dict, list, set))
-EXACT = FLAT - {float}  # of these, equal ones of one type are the same
+EXACT = SCALARS - {float}  # of these, equal ones of one type are the same
 INSTANCES = (Note, Slotted, Model, OwnBytes, bytearray, collections.deque)
 CONTAINERS = (dict, list, set)
 
@@ -92,10 +93,10 @@ def mirror(value):
         return {name: mirror(value.raw_section(name)) for name in value.sections}
     if isinstance(value, dict) and type(value) is not collections.OrderedDict:
         return {
-            k: v if type(v) in FLAT else mirror(v) for k, v in zip(dict.keys(value), dict.values(value), strict=True)
+            k: v if type(v) in SCALARS else mirror(v) for k, v in zip(dict.keys(value), dict.values(value), strict=True)
         }
     if isinstance(value, list):
-        return [v if type(v) in FLAT else mirror(v) for v in list.__iter__(value)]
+        return [v if type(v) in SCALARS else mirror(v) for v in list.__iter__(value)]
     if isinstance(value, set):
         return set(value)
     return copy.deepcopy(value)
@@ -262,7 +263,7 @@ class World:
             elif isinstance(value, list):
                 items = enumerate(list.__iter__(value))
             for key, item in items:
-                if type(item) not in FLAT:
+                if type(item) not in SCALARS:
                     found = walk(item, [*path, key])
                     if found is not None:
                         return found
@@ -931,12 +932,12 @@ class World:
                 if not self.loosely:
                     assert node._up is up or node._up is None, "a wrong link upwards"
                 for _, child in node._pairs():
-                    if type(child) not in FLAT:
+                    if type(child) not in SCALARS:
                         assert node._raw or type(child) not in RAW, "somebody may change a plain container unseen"
                         walk(child, node)
             elif type(node) in (list, dict):
                 for child in node if type(node) is list else node.values():
-                    if type(child) not in FLAT:
+                    if type(child) not in SCALARS:
                         walk(child, None)
 
         for section in self.doc.sections.values():

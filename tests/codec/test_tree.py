@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from holdfast.codec.blocks import DICT, LIST, SET
-from holdfast.codec.contents import key_of
+from holdfast.codec.blocks import DICT, LIST, SET, key_of
 from holdfast.codec.tree import Hunk, build, nodes_under, read, set_hunks
 from holdfast.codec.values import decode, encode
 from tests.codec.fuzz import SMALL

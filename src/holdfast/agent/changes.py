@@ -14,10 +14,9 @@ from msgspec import Struct
 
 from holdfast.agent.names import is_bookkeeping
 from holdfast.codec import operations as op
-from holdfast.codec.contents import key_bytes
 from holdfast.codec.diff import Span, aligned
 from holdfast.codec.document import MISSING, Document
-from holdfast.codec.operations import Operation
+from holdfast.codec.operations import Operation, key_bytes
 from holdfast.codec.state import Reader, State, is_apart
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode

@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE, names_tree
-from holdfast.codec.contents import open_inline
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, names_tree, open_inline
 from holdfast.codec.diff import Differ, Relative, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
 from holdfast.codec.operations import Operation
@@ -384,7 +383,7 @@ class _Giving:
             new = self._encoded(items, keys, range(now, now + 1), old[0])
             if new != old:
                 found.append(Hunk(at, at + 1, new, old))
-        found.sort(key=_start)
+        found.sort()
         return found
 
     def _encoded(self, items: list[Any], keys: list[Any] | None, places: range, old: bytes = b"") -> list[bytes]:
@@ -469,7 +468,3 @@ def _same_keys(one: list[Any], other: list[Any]) -> bool:
     return one == other and all(
         a is b or (type(a) is type(b) and type(a) in _PLAIN_KEYS) for a, b in zip(one, other, strict=True)
     )
-
-
-def _start(hunk: Hunk) -> int:
-    return hunk.start

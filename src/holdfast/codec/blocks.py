@@ -1,8 +1,9 @@
 """Content-defined nodes: how the items of a container become leaves, index nodes and digests.
 
-Owns the rule of format.md section 2: where a node ends, what its digest covers, how an item names another tree. Knows
-nothing of tracked containers, Python types or storage: it sees item encodings as bytes. What always holds: equal items
-give equal nodes, however they were reached.
+Owns the rule of format.md section 2: where a node ends, what its digest covers, how an item names another tree, and
+what a container looks like that is written out. Knows nothing of tracked containers, Python types or storage: it sees
+item encodings as bytes. What always holds: equal items give equal nodes, however they were reached; closing what was
+opened gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from blake3 import blake3
 
 from holdfast.codec import wire
+from holdfast.codec.wire import (
+    array_items,
+    array_of,
+    corrupt,
+    extension_of,
+    is_text,
+    map_items,
+    map_of,
+    opened_extension,
+    split,
+)
 
 if TYPE_CHECKING:
     from holdfast.codec.tree import Tree
@@ -132,6 +144,73 @@ def index_closes(length: int, digest: bytes) -> bool:
     return length >= INDEX_MAX_ENTRIES or (
         length >= INDEX_MIN_ENTRIES and int.from_bytes(digest[:4], "big") < INDEX_CUT_BELOW
     )
+
+
+# -- containers that are written out -----------------------------------------------------------------------------------
+
+
+class Opened(NamedTuple):
+    """A container as the encodings of its items. A dict has its keys beside its values."""
+
+    kind: bytes
+    items: list[bytes]
+    keys: list[bytes] | None = None
+
+    @property
+    def pairs(self) -> list[bytes]:
+        """The items as a tree holds them."""
+        if self.keys is None:
+            return self.items
+        return [key + item for key, item in zip(self.keys, self.items, strict=True)]
+
+
+def key_of(pair: bytes) -> bytes:
+    """The key of a dict's item."""
+    head = pair[0]
+    if 0xA0 <= head < 0xC0:
+        return pair[: 1 + (head & 31)]
+    if head < 0x80 or head >= 0xE0:
+        return pair[:1]
+    if head in (0xD9, 0xC4):
+        return pair[: 2 + pair[1]]
+    return split(pair, 2)[0]
+
+
+def opened(kind: bytes, items: list[bytes]) -> Opened:
+    """The items of a tree: a dict's are taken apart."""
+    if kind != DICT:
+        return Opened(kind, items)
+    parts = split(b"".join(items), 2 * len(items))
+    return Opened(DICT, parts[1::2], parts[::2])
+
+
+def open_inline(data: bytes) -> Opened | None:
+    """The items of a container that is written out; None for anything else."""
+    items = array_items(data)
+    if items is not None:
+        return Opened(LIST, items)
+    parts = map_items(data)
+    if parts is not None:
+        return Opened(DICT, parts[1::2], parts[::2])
+    found = opened_extension(data)
+    if found is None or found[0] not in (wire.DICT, wire.SET):
+        return None
+    items = array_items(memoryview(data)[found[1] :])
+    if items is None or (found[0] == wire.DICT and len(items) % 2):
+        raise corrupt("a dict or a set is one array of its items")
+    return Opened(SET, items) if found[0] == wire.SET else Opened(DICT, items[1::2], items[::2])
+
+
+def close(kind: bytes, items: list[bytes], keys: list[bytes] | None = None) -> bytes:
+    """A container written out."""
+    if kind == LIST:
+        return array_of(items)
+    if kind == SET:
+        return extension_of(wire.SET, array_of(items))
+    names = keys or []
+    if all(map(is_text, names)):
+        return map_of([key + item for key, item in zip(names, items, strict=True)])
+    return extension_of(wire.DICT, array_of([part for pair in zip(names, items, strict=True) for part in pair]))
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -13,17 +13,16 @@ from typing import Any
 
 from ormsgpack import Ext, Fragment, packb
 
-from holdfast.codec import blocks, contents, wire
-from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE, Leaf, big, names_tree
+from holdfast.codec import blocks, wire
+from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE, Leaf, big, close, key_of, names_tree, opened
 from holdfast.codec.containers import TrackedSet, wrap
-from holdfast.codec.contents import key_of, opened
 from holdfast.codec.diff import Differ, item_hunks
 from holdfast.codec.state import bulk, changes, in_order, is_apart
 from holdfast.codec.told import Captured, captured
-from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
+from holdfast.codec.tracked import GONE, RAW, Node, Section
 from holdfast.codec.tree import Hunk, Tree, anchor, build, set_hunks
 from holdfast.codec.values import encode, is_immutable
-from holdfast.codec.wire import OPTION, array_of, is_utf8
+from holdfast.codec.wire import OPTION, SCALARS, array_of, is_utf8
 from holdfast.errors import Unencodable
 
 
@@ -113,7 +112,7 @@ class Capture:
         value = section.value
         if not isinstance(value, Node):
             data = self._packed(value)
-            if type(value) in FLAT and len(data) >= BULK_MIN_BYTES:
+            if type(value) in SCALARS and len(data) >= BULK_MIN_BYTES:
                 data = self._bulk(value, data)
             return build(VALUE, [data])
         if value._up is not section:
@@ -167,7 +166,7 @@ class Capture:
         """An interrupt in the middle of a change may have left one object in two places of a container."""
         seen: set[int] = set()
         for at, child in list(node._pairs()):
-            if type(child) not in FLAT:
+            if type(child) not in SCALARS:
                 if id(child) in seen and (isinstance(child, Node) or not is_immutable(child)):
                     node._swap(at, self.doc.intake.copied(child, node, at))
                 seen.add(id(child))
@@ -211,7 +210,7 @@ class Capture:
                     new, old = self._items(node, at, at + 1), told.part(place, place + 1, self.fetch)
                     if new != old:
                         found.append(Hunk(place, place + 1, new, old))
-            found.sort(key=_start)
+            found.sort()
         return found
 
     def _dict_hunks(self, node: Any, marks: Any, told: Tree) -> list[Hunk] | None:
@@ -236,7 +235,7 @@ class Capture:
         if told.count - len(gone) + len(fresh) != len(node):
             return None
         found += [Hunk(place, place + 1, [], told.part(place, place + 1, self.fetch)) for place in gone]
-        found.sort(key=_start)
+        found.sort()
         if fresh:
             last = node._last(len(fresh))
             if not fresh.issuperset(last):
@@ -296,7 +295,7 @@ class Capture:
                     data = None
                 elif value._marks is not None:
                     data = None  # it has changed since
-            elif data is not None and type(value) not in FLAT and id(value) in known:
+            elif data is not None and type(value) not in SCALARS and id(value) in known:
                 data = None
             out.append(data if data is not None else self._encoding(node, start + at, value))
         return out
@@ -310,7 +309,7 @@ class Capture:
                 data = None
             elif value._marks is not None:
                 data = None
-        elif data is not None and type(value) not in FLAT and id(value) in self.doc.watches.known:
+        elif data is not None and type(value) not in SCALARS and id(value) in self.doc.watches.known:
             data = None
         return data if data is not None else self._encoding(node, key, value)
 
@@ -340,14 +339,14 @@ class Capture:
             value = wrap(value, self.doc, holder, at)
             holder._swap(at, value)
             return self._large(value)
-        return self._bulk(value, data) if type(value) in FLAT and len(data) >= BULK_MIN_BYTES else data
+        return self._bulk(value, data) if type(value) in SCALARS and len(data) >= BULK_MIN_BYTES else data
 
     def _large(self, node: Any) -> bytes:
         """A container that may be too long for its parent."""
         if node._told is not None or id(node) in self.planned:
             return self._named(node)
         items = self._all(node)  # what is too long in there gets trees of its own
-        data = contents.close(*opened(node._kind, items))
+        data = close(*opened(node._kind, items))
         if len(data) <= blocks.INLINE_MAX_BYTES:
             node._marks = None
             return data
@@ -360,10 +359,8 @@ class Capture:
         """How a container with a tree stands in its parent: by its root, unless it has become small."""
         tree = self.node(node, node._told)
         entry = self.planned[id(node)]
-        if entry.inline is None and tree.size <= blocks.INLINE_MAX_BYTES:
-            data = contents.close(*opened(tree.kind, tree.all(self.fetch)))
-            if len(data) <= blocks.INLINE_MAX_BYTES:
-                entry.inline = data
+        if entry.inline is None:
+            entry.inline = tree.inline(self.fetch)
         return big(tree.root) if entry.inline is None else entry.inline
 
     # -- bytes ------------------------------------------------------------------------------------------------
@@ -380,7 +377,7 @@ class Capture:
 
     def _flat(self, value: Any) -> bytes:
         """Encoding of a key, or of a set's item: these are never split, nor in chunks."""
-        if type(value) in FLAT:
+        if type(value) in SCALARS:
             try:
                 return packb(value, None, OPTION)
             except TypeError:  # a lone surrogate, or an integer without end
@@ -430,7 +427,7 @@ class Capture:
             if all(type(key) is str and is_utf8(key) for key, _ in items):
                 return packb({key: Fragment(data) for key, data in items})
             return packb(Ext(wire.DICT, array_of([part for key, data in items for part in (self._flat(key), data)])))
-        if kind in FLAT:
+        if kind in SCALARS:
             return encode(value, self.doc.registry)
         made = self._lowered(value)
         return self._slowly(made) if type(made) in RAW else packb(made)
@@ -475,7 +472,7 @@ def appended_items(node: Any, told: Tree) -> list[bytes] | None:
     for at, value in enumerate(values):
         data = tail[at]
         if data is None:
-            if type(value) not in FLAT:
+            if type(value) not in SCALARS:
                 return None
             try:
                 data = packb(value, None, OPTION)
@@ -487,10 +484,6 @@ def appended_items(node: Any, told: Tree) -> list[bytes] | None:
             return None
         found.append(data)
     return found
-
-
-def _start(hunk: Hunk) -> int:
-    return hunk.start
 
 
 _SIMPLE = frozenset({str, bytes, type(None)})

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE, leaf_items
 from holdfast.codec.dicts import GuardedDict, LazyDict, OpenDict, TrackedDict, wrap_dict
 from holdfast.codec.lists import GuardedList, LazyList, TrackedList
-from holdfast.codec.tracked import FLAT, GONE, RAW, SLOTS, Node, SetMarks, change, locked
+from holdfast.codec.tracked import GONE, RAW, SLOTS, Node, SetMarks, change, locked
 from holdfast.codec.values import UNWRAP
-from holdfast.codec.wire import collector_paused
+from holdfast.codec.wire import SCALARS, collector_paused
 from holdfast.errors import CorruptValue, Stale
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def wrap(raw: Any, doc: Any, up: Any, at: Any = None) -> Any:
     kind = type(raw)
     if kind is dict:
         return wrap_dict(raw, doc, up, at)
-    made = TrackedSet if kind is set else TrackedList if FLAT.issuperset(map(type, raw)) else LazyList
+    made = TrackedSet if kind is set else TrackedList if SCALARS.issuperset(map(type, raw)) else LazyList
     node: Any = made(raw)
     node._init(doc, up, at)
     return node
@@ -148,7 +148,7 @@ def live(doc: Any, tree: Tree, raw: Sequence[bytes] | None, up: Any) -> Any:
     node: Any
     content = parts if tree.kind == LIST else parts[1::2] if tree.kind == DICT else ()
     kinds = set(map(type, content))
-    flat = FLAT.issuperset(kinds)
+    flat = SCALARS.issuperset(kinds)
     if tree.kind == LIST:
         node = TrackedList(parts) if flat else LazyList(parts)
     elif tree.kind == DICT:

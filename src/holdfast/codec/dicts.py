@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Any
 
 from holdfast.codec.blocks import DICT
-from holdfast.codec.tracked import FLAT, GONE, SLOTS, WRAP_ALL_MAX, DictMarks, Node, change, locked, reading
+from holdfast.codec.tracked import GONE, SLOTS, WRAP_ALL_MAX, DictMarks, Node, change, locked, reading
+from holdfast.codec.wire import SCALARS
 
 
 class TrackedDict(dict[Any, Any], Node):
@@ -28,7 +29,7 @@ class TrackedDict(dict[Any, Any], Node):
         if type(key) is not str and not there:
             intake.check_key(key, self)
         leaving = (dict.__getitem__(self, key),) if there else ()
-        flat = type(value) in FLAT
+        flat = type(value) in SCALARS
         taken, data = (value, None) if flat else intake.take(value, self, key, leaving)
         marks = self._marks
         if marks is not None and marks is not True:
@@ -81,7 +82,7 @@ class TrackedDict(dict[Any, Any], Node):
         intake.detach(self, leaving)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if type(value) not in FLAT and dict.get(self, key, GONE) is value:
+        if type(value) not in SCALARS and dict.get(self, key, GONE) is value:
             return  # put back, as after d["x"] += [1]
         self._put_one(key, value)
 
@@ -155,7 +156,7 @@ class TrackedDict(dict[Any, Any], Node):
 
     def _child(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
-        if type(value) in FLAT:
+        if type(value) in SCALARS:
             return value
         seen = self._doc.seen(value, self, key)
         if seen is not value:
@@ -198,7 +199,7 @@ class LazyDict(TrackedDict):
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
-        if type(value) in FLAT or (isinstance(value, Node) and value._up is self):
+        if type(value) in SCALARS or (isinstance(value, Node) and value._up is self):
             return value
         if len(self) <= WRAP_ALL_MAX:
             self._touch()
@@ -248,7 +249,7 @@ def wrap_dict(raw: dict[Any, Any], doc: Any, up: Any, at: Any = None) -> Tracked
     """A tracked dict with the content of a raw one, which is the document's own."""
     node = TrackedDict(raw)  # before anybody looks at the values one by one: the copy fetches them all at once
     for value in raw.values():  # most have few, and a set of their types costs more than this
-        if type(value) not in FLAT:
+        if type(value) not in SCALARS:
             node.__class__ = LazyDict
             break
     node._doc, node._up, node._at = doc, up, at

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE, root_of
-from holdfast.codec.contents import Opened, key_of, open_inline, opened, part_of
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, Opened, key_of, open_inline, opened, root_of
+from holdfast.codec.operations import part_of
 from holdfast.codec.tree import Fetch, Hunk, Tree
 
 Relative = tuple[int, tuple[Any, ...], tuple[Any, ...]]
@@ -60,7 +60,7 @@ class Differ:
         if isinstance(before, Tree) and isinstance(after, Tree):
             return self.trees(before, after)
         one, two = self._opened(before), self._opened(after)
-        ops = self.operations(one.kind, len(one.items), len(two.items), _differing(one, two))
+        ops = self.operations(one.kind, len(one.items), len(two.items), item_hunks(one.kind, one.pairs, two.pairs))
         if roots[1] is None and too_dear(ops, len(new)):
             return [(op.SET, (), (new,))]
         return ops
@@ -275,10 +275,6 @@ def _rearranged(old: list[bytes], new: list[bytes]) -> bool:
     """Whether the items are the same in another order."""
     now = set(map(id, new))  # often they are the very same objects
     return (len(now) == len(old) and not now.difference(map(id, old))) or sorted(old) == sorted(new)
-
-
-def _differing(old: Opened, new: Opened) -> list[Hunk]:
-    return item_hunks(old.kind, old.pairs, new.pairs)
 
 
 def aligned(old: Sequence[bytes], new: Sequence[bytes]) -> list[Span]:

@@ -20,18 +20,18 @@ from holdfast.codec import wire
 from holdfast.codec.blocks import DICT, LIST, Leaf
 from holdfast.codec.capture import Capture, appended_items, lacking
 from holdfast.codec.containers import live, wrap
-from holdfast.codec.contents import named
 from holdfast.codec.dicts import LazyDict, TrackedDict
 from holdfast.codec.diff import Differ, pair_hunks
 from holdfast.codec.intake import Intake, Originals, attached
 from holdfast.codec.operations import Operation
 from holdfast.codec.state import Sections, Source, State, Trees, changes, check_section, in_order, is_apart
 from holdfast.codec.told import Captured, Saved, Told, captured
-from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
+from holdfast.codec.tracked import GONE, RAW, Node, Section
 from holdfast.codec.tree import Hunk, Tree, build, leaf_contents
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, is_immutable
 from holdfast.codec.watches import Watches
+from holdfast.codec.wire import SCALARS
 from holdfast.errors import StoreBusy, Untracked
 
 MISSING = GONE
@@ -100,14 +100,14 @@ class Document(MutableMapping[str, Any], Saved):
         if value is GONE:
             self.load(section)
             value = section.value
-        if type(value) not in FLAT and not isinstance(value, Node) and not self.readonly:
+        if type(value) not in SCALARS and not isinstance(value, Node) and not self.readonly:
             with self.lock:
                 self.watches.out(value, section, None)
         return value
 
     def __setitem__(self, name: str, value: Any) -> None:
         section = self.sections.get(name)
-        if section is not None and section.value is value and type(value) not in FLAT:
+        if section is not None and section.value is value and type(value) not in SCALARS:
             return  # put back, as after state["x"] += [1]
         self._set({name: value})
 
@@ -126,7 +126,7 @@ class Document(MutableMapping[str, Any], Saved):
             stays = {name for name in incoming if name in known and name not in gone}
             # What is put back where it is, as after `state["x"] += [1]`, stays, also if another one gets it as well.
             stands = {
-                name for name in stays if known[name].value is incoming[name] and type(incoming[name]) not in FLAT
+                name for name in stays if known[name].value is incoming[name] and type(incoming[name]) not in SCALARS
             }
             leaving = [
                 (known[one], known[one].value) for one in (*incoming, *gone) if one in known and one not in stands
@@ -305,7 +305,7 @@ class Document(MutableMapping[str, Any], Saved):
                 # As ``wrap_dict`` does it, written out: most lists are lists of messages.
                 child = TrackedDict(value)
                 for part in value.values():
-                    if type(part) not in FLAT:
+                    if type(part) not in SCALARS:
                         child.__class__ = LazyDict
                         break
                 child._doc = self
@@ -314,7 +314,7 @@ class Document(MutableMapping[str, Any], Saved):
                 child._told = child._marks = None
             elif kind in RAW:
                 child = wrap(value, self, holder, at)
-            elif kind not in FLAT:
+            elif kind not in SCALARS:
                 if isinstance(value, Node):
                     if value._up is None:
                         value._up, value._at = holder, at
@@ -335,7 +335,7 @@ class Document(MutableMapping[str, Any], Saved):
         with self.lock:
             if value is self:
                 return {name: self.plain(self.raw_section(name)) for name in self.sections}
-            if type(value) in FLAT:
+            if type(value) in SCALARS:
                 return value
             return decode(encode(value, self.registry), self.registry, inert=self.inert)
 
@@ -345,7 +345,7 @@ class Document(MutableMapping[str, Any], Saved):
             if self.is_attached(node):
                 self.settle()
                 if node._told is not None and node._marks is None:
-                    return named(node._told, self.told.fetch)
+                    return node._told.named(self.told.fetch)  # type: ignore[no-any-return]
             held: list[Tree] = []
             return self.told.fold(encode(node, self.registry), held, {})
 

@@ -22,7 +22,7 @@ from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.codec.containers import wrap
 from holdfast.codec.dicts import LazyDict, TrackedDict
 from holdfast.codec.lists import LazyList
-from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
+from holdfast.codec.tracked import GONE, RAW, Node, Section
 from holdfast.codec.values import encode, is_immutable, is_key
 from holdfast.codec.wire import MAX_DEPTH, OPTION, SCALARS
 from holdfast.errors import DetachedChange, HoldfastError, ReadOnly, StoreBusy, Unencodable, format_path
@@ -49,7 +49,7 @@ class _Change:
 
     def __init__(self, holder: Any, leaving: Sequence[Any]) -> None:
         self.holder = holder
-        self.leaving = {id(item) for item in leaving if type(item) not in FLAT}
+        self.leaving = {id(item) for item in leaving if type(item) not in SCALARS}
         self.kept: set[int] = set()  # instances that come back
         self.moved: list[tuple[Any, Any, Any]] = []  # containers, and where they were
 
@@ -151,7 +151,7 @@ class Intake:
             for node, _ in out:
                 node._up = None
             for value, holder, at in zip(values, holders, places, strict=True):
-                one, data = (value, None) if type(value) in FLAT else self._take(value, holder, at, change)
+                one, data = (value, None) if type(value) in SCALARS else self._take(value, holder, at, change)
                 taken.append(one)
                 datas.append(data)
         except BaseException as error:
@@ -167,7 +167,7 @@ class Intake:
 
     def left(self, leaving: Iterable[Any], taken: Sequence[Any]) -> None:
         """After a change for which values were taken: instances that did not come back left the state."""
-        gone = [item for item in leaving if type(item) not in FLAT and not isinstance(item, Node)]
+        gone = [item for item in leaving if type(item) not in SCALARS and not isinstance(item, Node)]
         if gone:
             kept = set(map(id, taken))
             for item in gone:
@@ -180,7 +180,7 @@ class Intake:
             if isinstance(item, Node):
                 if item._up is holder:
                     item._up = None
-            elif type(item) not in FLAT:
+            elif type(item) not in SCALARS:
                 self.watches.left(item)
 
     # -- one value --------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Intake:
     def _build(self, value: Any, holder: Any, at: Any, change: _Change) -> Any:
         """A plain container with tracked ones in it."""
         kind = type(value)
-        if kind in FLAT:
+        if kind in SCALARS:
             return value
         if isinstance(value, Node):
             return self._take_node(value, holder, at, change)
@@ -317,7 +317,7 @@ class Intake:
         kind = type(value)
         if kind is list or kind is dict:
             inner = value if kind is list else value.values()
-            return any(type(item) not in FLAT and self._holds_leaving(item, change) for item in inner)
+            return any(type(item) not in SCALARS and self._holds_leaving(item, change) for item in inner)
         return self._leaves(value, change)
 
     # -- keys and items of sets -------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class Intake:
 
     def check_item(self, item: Any, holder: Any) -> None:
         """Refuse what cannot be in a set."""
-        if type(item) not in FLAT or item != item:  # noqa: PLR0124 - NaN
+        if type(item) not in SCALARS or item != item:  # noqa: PLR0124 - NaN
             self._check(item, "a set item", holder)
 
     def _check(self, key: Any, what: str, holder: Any) -> None:

@@ -14,8 +14,8 @@ from typing import Any, SupportsIndex
 
 from holdfast.codec.blocks import LIST
 from holdfast.codec.dicts import wrap_dict
-from holdfast.codec.tracked import FLAT, GONE, SLOTS, WRAP_ALL_MAX, ListMarks, Node, change, locked, reading
-from holdfast.codec.wire import collector_paused
+from holdfast.codec.tracked import GONE, SLOTS, WRAP_ALL_MAX, ListMarks, Node, change, locked, reading
+from holdfast.codec.wire import SCALARS, collector_paused
 
 # A child that is not where it was is looked for so near first.
 _NEAR = 32
@@ -54,7 +54,7 @@ class TrackedList(list[Any], Node):
 
     @change
     def append(self, intake: Any, value: Any) -> None:
-        taken, data = (value, None) if type(value) in FLAT else intake.take(value, self, len(self))
+        taken, data = (value, None) if type(value) in SCALARS else intake.take(value, self, len(self))
         marks = self._marks
         if marks is not None and marks is not True:
             marks.appended(len(self), data)
@@ -76,7 +76,7 @@ class TrackedList(list[Any], Node):
         for at, child in enumerate(items, start):
             if isinstance(child, Node):
                 child._at = at
-            elif type(child) not in FLAT:
+            elif type(child) not in SCALARS:
                 self._moved_to(child, at)
 
     def _mark_splice(
@@ -143,7 +143,7 @@ class TrackedList(list[Any], Node):
         if not isinstance(index, slice):
             with self._doc.lock:
                 at = self._index(index)
-                if list.__getitem__(self, at) is value and type(value) not in FLAT:
+                if list.__getitem__(self, at) is value and type(value) not in SCALARS:
                     return  # put back, as after l[0] += [1]
                 self._splice(at, at + 1, [value])
             return
@@ -195,7 +195,7 @@ class TrackedList(list[Any], Node):
     def _child(self, at: int) -> Any:
         """What user code may see of an item."""
         value = list.__getitem__(self, at)
-        if type(value) in FLAT:
+        if type(value) in SCALARS:
             return value
         seen = self._doc.seen(value, self, at)
         if seen is not value:
@@ -268,7 +268,7 @@ class LazyList(TrackedList):
             with self._doc.lock:
                 return [self._child(at) for at in range(len(self))[index]]
         value = list.__getitem__(self, index)
-        if type(value) is not dict and (type(value) in FLAT or (isinstance(value, Node) and value._up is self)):
+        if type(value) is not dict and (type(value) in SCALARS or (isinstance(value, Node) and value._up is self)):
             return value
         if len(self) <= WRAP_ALL_MAX:
             self._touch()

@@ -14,6 +14,7 @@ from ormsgpack import packb
 
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import OPTION, decode, encode
+from holdfast.codec.wire import SCALARS, is_text
 from holdfast.errors import CorruptValue
 
 SET, DELETE, SPLICE, ARRANGE, ADD, REMOVE, CLEAR = range(7)
@@ -65,6 +66,29 @@ def _map_values(code: int, args: Sequence[Any], change: Callable[[Any], Any]) ->
     if code in {ADD, REMOVE}:
         return [[change(value) for value in args[0]]]
     return []
+
+
+# -- keys in paths ---------------------------------------------------------------------------------------------------
+
+
+def part_of(key: bytes) -> Any:
+    """A dict's key as it stands in the path of an operation: keys of classes are records there."""
+    if is_text(key):
+        return decode(key)
+    return decode(key, _NO_TYPES, inert=True)
+
+
+def key_bytes(part: Any) -> bytes:
+    """The encoding of a key in a path."""
+    if type(part) in SCALARS:
+        try:
+            return packb(part)
+        except TypeError:  # a lone surrogate, or an integer without end
+            pass
+    return encode(part, _NO_TYPES)
+
+
+# -- as bytes --------------------------------------------------------------------------------------------------------
 
 
 def operations_size(operations: list[Operation]) -> int:

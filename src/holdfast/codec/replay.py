@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE, root_of
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, key_of, open_inline, root_of
 from holdfast.codec.classes import is_key
-from holdfast.codec.contents import key_bytes, key_of, named, open_inline, part_of
-from holdfast.codec.operations import Operation
+from holdfast.codec.operations import Operation, key_bytes, part_of
 from holdfast.codec.tree import Hunk, Tree, build, set_hunks
 from holdfast.codec.wire import is_text
 from holdfast.errors import Damaged, format_path
@@ -211,7 +210,7 @@ class _Draft:
         """How it stands in its parent afterwards."""
         tree = self.flush()
         self.sections.made.append(tree)
-        return named(tree, self.sections.state.fetch)
+        return tree.named(self.sections.state.fetch)
 
 
 def _is_item(data: bytes) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.codec.blocks import LIST, SET, VALUE, root_of
+from holdfast.codec.blocks import LIST, SET, VALUE, Opened, key_of, open_inline, opened, root_of
 from holdfast.codec.containers import make_stale
-from holdfast.codec.contents import Opened, key_of, open_inline, opened
 from holdfast.codec.diff import item_hunks, tree_hunks
-from holdfast.codec.state import Sections, State, differences, is_apart
+from holdfast.codec.state import Sections, State, differences, is_apart, section_digest
 from holdfast.codec.told import Captured, captured
-from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
+from holdfast.codec.tracked import GONE, RAW, Node, Section
 from holdfast.codec.tree import Hunk, Tree
+from holdfast.codec.wire import SCALARS
 
 
 def turn(doc: Any, wanted: State, *, record: bool) -> None:
@@ -37,14 +37,14 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
         sections[name] = section
         section.dirty = True  # until it is what it is to be
         was = before.get(name)
-        if was is None or _root(was) != digest:
+        if was is None or section_digest(was) != digest:
             turning.section(section, hunks)
     gone = [section for name, section in doc.sections.items() if name not in sections]
     told = doc.told
     truth: dict[str, Tree | bytes] = {}
     for name, _ in digests:
         was, now = before.get(name), wanted.sections[name]
-        truth[name] = was if was is not None and isinstance(was, Tree) and was.root == _root(now) else now
+        truth[name] = was if was is not None and isinstance(was, Tree) and was.root == section_digest(now) else now
     waiting: list[Captured] = []
     if record:
         waiting = told.unacknowledged
@@ -73,16 +73,12 @@ def _read(told: State, before: Sections, wanted: list[tuple[str, bytes]]) -> Sec
     state.trees = told.trees
     for name, tree in before.items():
         held = told.sections.get(name)
-        state.sections[name] = held if held is not None and _root(held) == _root(tree) else tree
+        state.sections[name] = held if held is not None and section_digest(held) == section_digest(tree) else tree
     for name, digest in wanted:
         was = state.sections.get(name)
-        if was is not None and _root(was) != digest:
+        if was is not None and section_digest(was) != digest:
             state.section(name)
     return state.sections
-
-
-def _root(tree: Tree | bytes) -> bytes:
-    return tree if isinstance(tree, bytes) else tree.root
 
 
 class _Turning:
@@ -99,7 +95,7 @@ class _Turning:
         """What differs in a section that is loaded and of the same kind; None when it is read anew."""
         was = self.doc.told.sections.get(name)
         section = self.doc.sections.get(name)
-        if was is None or section is None or section.value is GONE or _root(was) == digest:
+        if was is None or section is None or section.value is GONE or section_digest(was) == digest:
             return None
         tree = self.wanted.section(name)
         node = section.value
@@ -107,10 +103,7 @@ class _Turning:
             return None
         if node._told is not was or len(node) != was.count or node._marks is not None:  # type: ignore[arg-type]
             return None  # C code changed it without telling
-        return tree_hunks(was, tree, self._fetch)
-
-    def _fetch(self, digests: list[bytes]) -> dict[bytes, bytes]:
-        return self.wanted.fetch(digests)
+        return tree_hunks(was, tree, self.wanted.fetch)
 
     def section(self, section: Section, hunks: list[Hunk] | None) -> None:
         if hunks is None:
@@ -208,7 +201,7 @@ class _Turning:
         if root is None:
             return open_inline(data)
         tree = node._told if node is not None and node._told is not None else self._tree(root)
-        return opened(tree.kind, tree.all(self._fetch))
+        return opened(tree.kind, tree.all(self.wanted.fetch))
 
     def _tree(self, root: bytes) -> Tree:
         return self.doc.told.trees.get(root) or self.wanted.tree(root)
@@ -220,7 +213,7 @@ class _Turning:
             value._up, value._at = holder, at
         elif type(value) in RAW and not holder._raw:
             return self.doc.seen(value, holder, at)
-        elif type(value) not in FLAT and type(value) not in RAW:
+        elif type(value) not in SCALARS and type(value) not in RAW:
             self.doc.watches.put(value, holder, at)
         return value
 
@@ -229,7 +222,7 @@ class _Turning:
         if isinstance(value, Node):
             value._up = None
             self.gone.append(value)
-        elif value is not GONE and type(value) not in FLAT and type(value) not in RAW:
+        elif value is not GONE and type(value) not in SCALARS and type(value) not in RAW:
             self.doc.watches.left(value)
 
     def finish(self) -> None:

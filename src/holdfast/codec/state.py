@@ -15,18 +15,17 @@ from weakref import WeakSet
 from blake3 import blake3
 from ormsgpack import Ext, packb
 
-from holdfast.codec import blocks, contents, wire
+from holdfast.codec import blocks, wire
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE, big, digest_of, root_of
-from holdfast.codec.contents import Opened, key_bytes, key_of, named, open_inline
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, Opened, big, close, digest_of, key_of, open_inline, root_of
 from holdfast.codec.diff import Differ, Relative, item_hunks, keeping, too_dear, under
-from holdfast.codec.operations import Operation
+from holdfast.codec.operations import Operation, key_bytes
 from holdfast.codec.replay import Replay
-from holdfast.codec.tracked import FLAT, GONE
+from holdfast.codec.tracked import GONE
 from holdfast.codec.tree import Tree, anchor, build, nodes_under, read
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, decode_items
-from holdfast.codec.wire import collector_paused
+from holdfast.codec.wire import SCALARS, collector_paused
 from holdfast.errors import CorruptValue, Damaged, Unencodable, UnknownType
 
 # Bulk values are cut into chunks of this size (format.md, section 5).
@@ -145,10 +144,7 @@ class State:
 
     def bulk(self, payload: bytes) -> bytes:
         """The encoding of a bulk value, by what stands in its place."""
-        parts = decode(payload)
-        if type(parts) is not list or len(parts) != 3 or type(parts[2]) is not list:
-            raise CorruptValue("a bulk value is a digest, a length and chunks")
-        digest, length, digests = parts
+        digest, length, digests = _in_chunks(payload)
         data = self.chunks(digests)
         if len(data) != length or digest_of("holdfast.value", data) != digest:
             raise CorruptValue("a bulk value is not what was written", what=("a bulk value",))
@@ -156,10 +152,7 @@ class State:
 
     def prove_content(self, payload: bytes) -> None:
         """Read the content of a file, by what stands in its place, and prove it. Little of it is in memory at once."""
-        parts = decode(payload)
-        if type(parts) is not list or len(parts) != 3 or type(parts[2]) is not list:
-            raise CorruptValue("the content of a file is a digest, a length and chunks")
-        digest, length, digests = parts
+        digest, length, digests = _in_chunks(payload)
         hasher, size = blake3(b"holdfast.value\0"), 0
         for one in digests:
             data = self.chunks([one])
@@ -299,7 +292,7 @@ class State:
         if inner is None:
             return bulk(data, chunks) if len(data) >= blocks.BULK_MIN_BYTES else data
         items = self._folded(inner, made, chunks)
-        short = contents.close(inner.kind, items, inner.keys)
+        short = close(inner.kind, items, inner.keys)
         if len(short) <= blocks.INLINE_MAX_BYTES:
             return short
         pairs = inner._replace(items=items).pairs
@@ -384,7 +377,7 @@ class Reader:
 
     def key(self, part: Any) -> Any:
         """A key of a path, as whoever has this registry reads it."""
-        return part if type(part) in FLAT else self.value(key_bytes(part))
+        return part if type(part) in SCALARS else self.value(key_bytes(part))
 
     def _big(self, code: int, payload: bytes) -> Any:
         if code == wire.BIG:
@@ -420,6 +413,14 @@ class Shallow(Reader):
         return super()._big(code, payload)
 
 
+def _in_chunks(payload: bytes) -> list[Any]:
+    """What stands in the place of a bulk value, or of the content of a file: its digest, its length, its chunks."""
+    parts = decode(payload)
+    if type(parts) is not list or len(parts) != 3 or type(parts[2]) is not list:
+        raise CorruptValue("what is stored in chunks is a digest, a length and chunks")
+    return parts
+
+
 def bulk(data: bytes, chunks: dict[bytes, bytes]) -> bytes:
     """A long encoding that cannot be split goes into chunks."""
     view = memoryview(data)
@@ -437,42 +438,33 @@ def differences(old: State, new: State) -> list[Relative]:
     def at_hand(root: bytes) -> Tree:
         return old.trees.get(root) or new.tree(root)
 
-    def fetch(digests: list[bytes]) -> dict[bytes, bytes]:
-        return new.fetch(digests)
-
     for name, digest in new.digests():
         was = old.sections.get(name)
-        if was is None or _digest(was) != digest:
+        if was is None or section_digest(was) != digest:
             new.section(name)
             if was is not None:
                 old.section(name)
-    ops = changes(old.sections, new.sections, Differ(at_hand, fetch), new)
+    ops = changes(old.sections, new.sections, Differ(at_hand, new.fetch), new)
     for tree in [*new.trees, *[one for one in new.sections.values() if isinstance(one, Tree)]]:
         old.trees.add(tree)  # operations may name it, and the store may lack it
     return ops
 
 
 def changes(before: Sections, after: Sections, differ: Differ, state: State) -> list[Relative]:
-    """Operations that turn sections into others: what differs, where both are read, otherwise the whole section."""
+    """Operations that turn sections into others: what differs, if both are read and it is less than the whole."""
     kept, ops = in_order(list(before), list(after))
     for name, now in after.items():
         was = before[name] if name in kept else b""
-        if was is now or _digest(was) == _digest(now):
+        if was is now or section_digest(was) == section_digest(now):
             continue
         tree = now if isinstance(now, Tree) else state.section(name)
         if isinstance(was, Tree) and was.kind == tree.kind:
-            ops += section_operations(name, was, tree, differ, state)
-        else:
-            ops.append((op.SET, (name,), (named(tree, state.fetch),)))
+            found = differ.trees(was, tree)
+            if len(found) == 1 or not (len(found) > OPERATIONS_MAX or too_dear(found, tree.size)):
+                ops += under((name,), found)
+                continue
+        ops.append((op.SET, (name,), (tree.named(state.fetch),)))
     return ops
-
-
-def section_operations(name: str, old: Tree, new: Tree, differ: Differ, state: State) -> list[Relative]:
-    """Operations for a section that differs: what differs, unless that is more than the whole."""
-    ops = differ.trees(old, new)
-    if len(ops) > OPERATIONS_MAX or (len(ops) > 1 and too_dear(ops, new.size)):
-        return [(op.SET, (name,), (named(new, state.fetch),))]
-    return under((name,), ops)
 
 
 def in_order(before: Iterable[str], after: Iterable[str]) -> tuple[set[str], list[Relative]]:
@@ -506,7 +498,7 @@ def digests(sections: Sections) -> list[tuple[str, bytes]]:
     found: list[tuple[str, bytes]] = []
     apart = False
     for name, one in sections.items():
-        found.append((name, _digest(one)))
+        found.append((name, section_digest(one)))
         if name[:1] == APART:
             apart = True
     if apart:
@@ -514,7 +506,7 @@ def digests(sections: Sections) -> list[tuple[str, bytes]]:
     return found
 
 
-def _digest(tree: Tree | bytes) -> bytes:
+def section_digest(tree: Tree | bytes) -> bytes:
     return tree if type(tree) is bytes else tree.root  # type: ignore[union-attr]
 
 

@@ -12,8 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 
-from holdfast.codec.blocks import DICT, Node, names_tree, roots_in
-from holdfast.codec.contents import key_of
+from holdfast.codec.blocks import DICT, Node, key_of, names_tree, roots_in
 from holdfast.codec.diff import Relative, values_of
 from holdfast.codec.operations import Operation
 from holdfast.codec.state import Nothing, Sections, Source, State, differences, digests

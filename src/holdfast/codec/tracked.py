@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 if TYPE_CHECKING:
     from holdfast.codec.tree import Tree
 
-FLAT: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes})
-"""Values that are their own and only representation: they need neither tracking nor a second look."""
 RAW: frozenset[type] = frozenset({dict, list, set})
 """Containers as they are decoded, before anybody looks at them."""
 

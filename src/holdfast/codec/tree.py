@@ -22,6 +22,7 @@ from holdfast.codec.blocks import (
     DICT,
     DIGEST_BYTES,
     ENTRY_BYTES,
+    INLINE_MAX_BYTES,
     LEAF_MAX_BYTES,
     LIST,
     NODE_TAG,
@@ -31,17 +32,20 @@ from holdfast.codec.blocks import (
     Index,
     Leaf,
     Node,
+    big,
+    close,
     closes,
     cut,
     index_node,
     index_over,
+    key_of,
     late_from,
     make_leaf,
     names_tree,
+    opened,
     regrown,
     roots_in,
 )
-from holdfast.codec.contents import key_of
 from holdfast.codec.wire import split
 from holdfast.errors import CorruptValue
 
@@ -108,6 +112,15 @@ class Tree:
     def all(self, fetch: Fetch) -> list[bytes]:
         self.warm([(0, self.count)], fetch)
         return self.part(0, self.count, fetch)
+
+    def inline(self, fetch: Fetch) -> bytes | None:
+        """The container written out, if it is small enough to stand so in its parent."""
+        data = close(*opened(self.kind, self.all(fetch))) if self.size <= INLINE_MAX_BYTES else b""
+        return data if 0 < len(data) <= INLINE_MAX_BYTES else None
+
+    def named(self, fetch: Fetch) -> bytes:
+        """How the container stands in its parent, or in an operation: by its root, unless it is small."""
+        return self.part(0, 1, fetch)[0] if self.kind == VALUE else self.inline(fetch) or big(self.root)
 
     def lacking(self, spans: Sequence[tuple[int, int]]) -> list[Leaf]:
         """The leaves of these items whose bytes were let go."""

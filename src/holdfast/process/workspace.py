@@ -650,7 +650,7 @@ def _rules(agent: Agent, tree: Tree) -> dict[str, dict[str, str]]:
 
 
 def _pairs(items: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    from holdfast.codec.contents import key_of
+    from holdfast.codec.blocks import key_of
 
     for item in items:
         key = key_of(item)

@@ -16,8 +16,7 @@ from holdfast.agent import history
 from holdfast.agent.changes import Change
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.codec import operations as op
-from holdfast.codec.contents import key_bytes
-from holdfast.codec.operations import Operation
+from holdfast.codec.operations import Operation, key_bytes
 from holdfast.errors import UnknownRevision, format_path
 from holdfast.store.rows import Point
 from holdfast.travel.causes import Cause, cause_of

@@ -20,9 +20,8 @@ from itertools import islice
 from time import thread_time
 from typing import Any
 
-from holdfast.codec.blocks import LIST
+from holdfast.codec.blocks import LIST, Opened, open_inline, opened
 from holdfast.codec.classes import Record
-from holdfast.codec.contents import Opened, open_inline, opened
 from holdfast.codec.document import Document
 from holdfast.codec.state import KINDS, Reader, Shallow, State, is_apart
 from holdfast.codec.tracked import GONE
