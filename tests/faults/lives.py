@@ -35,7 +35,8 @@ from tests.faults.stage import KEY, NEW_KEY, check, life
 
 
 def grown(folder: Path, ledger: Ledger) -> None:
-    """A store with packs, some of which only the past needs."""
+    """A store with packs, some of which only the past needs, and a file that says when somebody else is saved."""
+    (folder / "holdfast.toml").write_text('[when.agents."nobody"]\nevery_s = 3600\n')
     with holdfast.open(folder / "store") as store:
         ledger.write("open")
         chance = random.Random(7)

@@ -386,7 +386,7 @@ def test_a_store_that_cannot_be_looked_for_is_not_made_elsewhere(tmp_path, disk,
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")
     holdfast.open(tmp_path / ".holdfast").close()
-    disk.fail("stat", "agent/store.py")
+    disk.fail("stat", "agent/places.py")
     with pytest.raises(StoreFailed):
         holdfast.open()
     disk.before = None

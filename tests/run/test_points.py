@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -857,9 +858,7 @@ def test_a_file_counts_where_the_store_was_opened_wherever_the_program_goes(plac
     with holdfast.open(place if on_server else "store") as store:
         monkeypatch.chdir(elsewhere)
         assert store.agent("trip-7").when == store.when("trip-8") == When(every_s=30)
-    elsewhere.joinpath("holdfast.toml").unlink()
-    assert list(elsewhere.iterdir()) == []
-    elsewhere.rmdir()
+    shutil.rmtree(elsewhere)  # a thread of another test may have left a dump there
     with holdfast.open(place) as store:  # from a directory that is gone
         assert store.when("trip-8") == (When(adaptive=True) if on_server else When(every_s=30))
 

@@ -59,7 +59,7 @@ class Both:
         return list(self.packs.read(self.view, map(chunk_digest, values)))
 
     def chill(self, pack):
-        return self.packs.chill(self.view, self.engine, pack)
+        return self.packs.chill(self.view, self.engine, pack, lambda: True)
 
     def warm(self, pack):
         return self.packs.warm(self.view, self.engine, pack)
@@ -286,7 +286,7 @@ def test_the_place_of_the_packs_is_no_colder_place(world, tmp_path):
     same = open_objects(tmp_path / "way", PREFIX)
     same.prepare()
     with pytest.raises(BadOption, match="cannot be where the packs are"):
-        Packs(PLAIN, world.packs.here, same).chill(world.view, world.engine, pack)
+        Packs(PLAIN, world.packs.here, same).chill(world.view, world.engine, pack, lambda: True)
     assert world.read(b"value") == [b"value"]
 
 

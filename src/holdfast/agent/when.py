@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import BadOption
-from holdfast.store.files import kind_of, unavailable
+from holdfast.store.files import close_quietly, kind_of, unavailable
 
 SPAN_MIN_S = 0.001
 """Less than a checkpoint takes: one would follow the other."""
@@ -243,9 +243,13 @@ def find_when(folders: Sequence[Path], agent: str) -> When | None:
 def _said(file: Path, agent: str) -> tuple[When | None] | None:
     """What a file says about an agent, alone in a tuple; None if it says nothing, or is not there."""
     try:
-        with open(file, "rb", opener=_at_once) as opened:
-            mode = os.fstat(opened.fileno()).st_mode
-            data = opened.read(FILE_MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
+        # One that is a pipe is opened without waiting for somebody who writes into it.
+        opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            mode = os.fstat(opened).st_mode
+            data = os.read(opened, FILE_MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
+        finally:
+            close_quietly(opened)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -265,11 +269,6 @@ def _said(file: Path, agent: str) -> tuple[When | None] | None:
         return _read(content, agent, str(file))
     except BadOption as error:
         raise _read_error(text, agent, str(file), error.message) or error from None
-
-
-def _at_once(path: str, flags: int) -> int:
-    """A pipe that has this name is opened without waiting for somebody who writes into it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read(content: dict[str, Any], agent: str, file: str) -> tuple[When | None] | None:
