@@ -147,12 +147,15 @@ def _whom() -> dict[str, Any]:
     raise NoServer(f"PostgreSQL does not run as root, and there is no user {' or '.join(SERVER_USERS)}")
 
 
-def _room() -> str:
-    """Where another user can reach a folder of ours, and where the socket's path is short enough."""
+def _room(*, flushed: bool) -> str:
+    """Where another user can reach a folder of ours, and where the socket's path is short enough.
+
+    ``flushed``: on a disk, as what is there is to be flushed to one.
+    """
     from tests import memory
 
     # A database is 300 files: making and dropping one costs 0.25 s of processor time on ext4, a tenth of it in memory.
-    for place in filter(None, (memory.place(), tempfile.gettempdir(), "/tmp", "/var/tmp")):
+    for place in filter(None, (None if flushed else memory.place(), tempfile.gettempdir(), "/tmp", "/var/tmp")):
         path = Path(place).resolve()
         if len(os.fsencode(path)) > SOCKET_FOLDER_MAX_BYTES // 2 or not os.access(path, os.W_OK | os.X_OK):
             continue
@@ -165,7 +168,7 @@ def _room() -> str:
 def server(**settings: str) -> Iterator[Server]:
     """A new server. Raises NoServer where the machine cannot run one, RuntimeError when it should and does not."""
     programs, whom = find_programs(), _whom()
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-", dir=_room()))
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-", dir=_room(flushed=settings.get("fsync") == "on")))
     guard = None
     try:
         if whom:

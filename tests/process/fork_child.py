@@ -29,6 +29,8 @@ def forked(path: str) -> None:
     inner, outer = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(inner[1])  # otherwise it would wait for itself when its parent has gone
+        os.close(outer[0])
         own = holdfast.open(path).agent("child")
         say("open", os.getpid())
         while text := os.read(inner[0], 1):
