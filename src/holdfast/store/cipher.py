@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import zstandard
@@ -126,7 +126,8 @@ class Cipher:
     def stored(self, table: str, *values: Any) -> Row:
         """A row as it is written, its sum included."""
         spec = TABLES[table]
-        values = _packed(spec, values)
+        if spec.packed:
+            values = _each_packed(spec, values, compressed)
         return (*values, self._sum(spec, values[: spec.covered])) if spec.summed else values
 
     def head(self, table: str, *values: Any) -> Row:
@@ -136,7 +137,8 @@ class Cipher:
     def loaded(self, table: str, row: Row) -> Row:
         """The values of a row as it was read, if its sum is right and they are of the right types."""
         spec = TABLES[table]
-        return _unpacked(spec, self._proven(spec, row))
+        values = self._proven(spec, row)
+        return _each_packed(spec, values, uncompressed) if spec.packed else values
 
     def _proven(self, spec: Table, row: Row) -> Row:
         values = row[:-1] if spec.summed else row
@@ -180,18 +182,9 @@ class Cipher:
         return data
 
 
-def _packed(spec: Table, values: Row) -> Row:
-    for at in spec.packed:
-        if values[at]:
-            values = (*values[:at], compressed(values[at]), *values[at + 1 :])
-    return values
-
-
-def _unpacked(spec: Table, values: Row) -> Row:
-    for at in spec.packed:
-        if values[at]:
-            values = (*values[:at], uncompressed(values[at]), *values[at + 1 :])
-    return values
+def _each_packed(spec: Table, values: Row, how: Callable[[bytes], bytes]) -> Row:
+    """A row with its packed columns done so: packed, or as they were before."""
+    return tuple(how(value) if value and at in spec.packed else value for at, value in enumerate(values))
 
 
 PLAIN = Cipher()
@@ -223,7 +216,7 @@ class Keyed(Cipher):
         if table in OPEN_TABLES:
             return PLAIN.stored(table, *values)
         spec = TABLES[table]
-        row = self._named(spec, _packed(spec, values))
+        row = self._named(spec, _each_packed(spec, values, compressed) if spec.packed else values)
         if not (table == "store" and row[0] in OPEN_FACTS):
             place = [row[at] for at in spec.keys]
             for at in spec.boxes:
@@ -268,7 +261,7 @@ class Keyed(Cipher):
         for at in spec.looked_up:
             if values[at]:
                 values[at] = self.unname(table, values[at], scope)
-        return _unpacked(spec, tuple(values))
+        return _each_packed(spec, tuple(values), uncompressed) if spec.packed else tuple(values)
 
     def _sum(self, spec: Table, covered: Sequence[Any]) -> bytes:
         try:
