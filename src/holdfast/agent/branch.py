@@ -317,9 +317,7 @@ class BranchWriter(Commits):
                 made.sealed, made.sealing = True, captured.nodes
             if named or nodes:
                 made.nodes = {**named, **(nodes or {})}
-            before = last.manifest if last is not None else None
-            if before is None and last is not None:
-                before = next((one.manifest for one in reversed(now.pending) if one.manifest is not None), None)
+            before = next((one.manifest for one in reversed(now.pending) if one.manifest is not None), None)
             if described != (self._metadata if before is None else before.metadata):  # what the tip names is there
                 made.about = about
             if captured.chunks or chunks:

@@ -19,7 +19,7 @@ from holdfast.codec.operations import Operation, decode_operations, needed, raw_
 from holdfast.codec.state import State
 from holdfast.codec.tracked import Section
 from holdfast.codec.tree import read
-from holdfast.codec.types import Registry
+from holdfast.codec.types import NO_TYPES, Registry
 from holdfast.codec.values import decode
 from holdfast.codec.wire import BIG, BULK, CONTENT, MAX_DEPTH, nested_too_deep
 from holdfast.errors import Damaged, Forgotten
@@ -36,7 +36,6 @@ _ARRAY = b"\x93\xc4\x20"
 """Looking for this alone is ten times as fast, and says no of most texts."""
 _CHUNKS = re.compile(rb"[\x29\x2a]" + _ARRAY)
 _PROVEN_MAX = 200_000
-_NO_TYPES = Registry()
 
 Newest = Callable[[], Point | None]
 """Gives where a writer stands."""
@@ -66,7 +65,7 @@ def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
     for operation in operations:
         for data in values_of(operation.code, operation.args):
             if _ARRAY in data and _CHUNKS.search(data):
-                decode(data, _NO_TYPES, inert=True, big=partial(_note_chunks, found))
+                decode(data, NO_TYPES, inert=True, big=partial(_note_chunks, found))
     return found
 
 
@@ -319,7 +318,7 @@ class Reading:
 
     def _value(self, data: bytes, depth: int) -> None:
         found: list[tuple[int, bytes]] = []
-        decode(data, _NO_TYPES, inert=True, big=lambda code, payload: found.append((code, bytes(payload))))
+        decode(data, NO_TYPES, inert=True, big=lambda code, payload: found.append((code, bytes(payload))))
         for code, payload in found:
             self._name(code, payload, depth + 1)
 

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 from ormsgpack import packb
 
-from holdfast.codec.types import REGISTRY, Registry
+from holdfast.codec.types import NO_TYPES, REGISTRY, Registry
 from holdfast.codec.values import OPTION, decode, encode
 from holdfast.codec.wire import SCALARS, is_text
 from holdfast.errors import CorruptValue
 
 SET, DELETE, SPLICE, ARRANGE, ADD, REMOVE, CLEAR = range(7)
 # Whoever reads operations may know other types than the document that they are for.
-_NO_TYPES = Registry()
 
 
 class Operation(NamedTuple):
@@ -75,7 +74,7 @@ def part_of(key: bytes) -> Any:
     """A dict's key as it stands in the path of an operation: keys of classes are records there."""
     if is_text(key):
         return decode(key)
-    return decode(key, _NO_TYPES, inert=True)
+    return decode(key, NO_TYPES, inert=True)
 
 
 def key_bytes(part: Any) -> bytes:
@@ -85,7 +84,7 @@ def key_bytes(part: Any) -> bytes:
             return packb(part)
         except TypeError:  # a lone surrogate, or an integer without end
             pass
-    return encode(part, _NO_TYPES)
+    return encode(part, NO_TYPES)
 
 
 # -- as bytes --------------------------------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ def decode_operations(data: bytes, time_us: int) -> list[Operation]:
 
 def raw_operations(data: bytes) -> list[Any]:
     """The operations as they are stored, their values still references: ``resolved`` takes all of them, or some."""
-    rows = decode(data, _NO_TYPES, inert=True)
+    rows = decode(data, NO_TYPES, inert=True)
     if type(rows) is not list:
         raise CorruptValue(_MALFORMED)
     return rows

@@ -229,6 +229,9 @@ class Registry:
 REGISTRY = Registry()
 """The program's registry: what ``holdfast.register`` fills and every store sees."""
 
+NO_TYPES = Registry()
+"""One that stays empty: what is read with it does not depend on what the program has registered."""
+
 
 def default_name(cls: type) -> str:
     """``module.Qualname``, where ``__main__`` is replaced by the name under which others would import it."""

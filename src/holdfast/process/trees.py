@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.codec import wire
-from holdfast.codec.types import Registry
+from holdfast.codec.types import NO_TYPES
 from holdfast.codec.values import decode, encode
 from holdfast.codec.wire import array_of, extension_of
 from holdfast.errors import CorruptValue, Damaged
@@ -173,7 +173,6 @@ def leaves(path: bytes, target: bytes) -> bool:
 
 # -- in a store ----------------------------------------------------------------------------------------------
 
-_NO_TYPES = Registry()
 _DIGEST_BYTES = 32
 
 
@@ -210,7 +209,7 @@ def decode_entries(items: Iterable[bytes]) -> dict[bytes, Entry]:
     """Entries by path, of pairs as a tree of the codec has them: a key, and behind it what stands there."""
     pairs = list(items)
     joined = b"\xdd" + (2 * len(pairs)).to_bytes(4, "big") + b"".join(pairs)
-    flat = decode(joined, _NO_TYPES, inert=True, big=_content)
+    flat = decode(joined, NO_TYPES, inert=True, big=_content)
     found = {}
     for path, parts in zip(flat[::2], flat[1::2], strict=True):
         if type(path) is not bytes:
@@ -221,7 +220,7 @@ def decode_entries(items: Iterable[bytes]) -> dict[bytes, Entry]:
 
 
 def _content(code: int, payload: bytes) -> Content:
-    parts = decode(payload, _NO_TYPES) if code == wire.CONTENT else None
+    parts = decode(payload, NO_TYPES) if code == wire.CONTENT else None
     if type(parts) is list and len(parts) == 3 and type(parts[1]) is int and type(parts[2]) is list:
         digest, size, chunks = parts
         if all(type(one) is bytes and len(one) == _DIGEST_BYTES for one in (digest, *chunks)):
